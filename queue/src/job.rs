@@ -1,0 +1,120 @@
+//! A job: its raw bytes plus the few fields we read. Unknown fields are never lost, because the bytes
+//! are what moves; an edit (a retry counter, an error) rewrites only the named fields, in order.
+use bytes::Bytes;
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+/// The name of the field that holds how often a process died while it held this job, since an attempt
+/// last ended by itself. Not the same as interruptions: it only says how carefully to run it.
+pub const DEATHS: &str = "deaths";
+
+/// One job, as it was read from Redis.
+#[derive(Debug, Clone)]
+pub struct Job {
+    /// What stands in Redis, byte for byte.
+    pub raw: Bytes,
+    /// What we read of it.
+    pub fields: Fields,
+}
+
+/// The fields of a `files` job that the engine or a handler reads. All but `id` may be missing: a
+/// producer in another language may write only what its own handler needs.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+pub struct Fields {
+    /// Unique per job; a UUID when we made it.
+    pub id: String,
+    /// The file to process.
+    #[serde(default)]
+    pub filepath: String,
+    /// Its size in bytes when it was enqueued.
+    #[serde(default)]
+    pub filesize: u64,
+    /// The name of its queue.
+    #[serde(default)]
+    pub priority: String,
+    /// Failed attempts so far.
+    #[serde(default)]
+    pub retries: u32,
+    /// Times its process died while it ran alone.
+    #[serde(default)]
+    pub interruptions: u32,
+    /// See [`DEATHS`].
+    #[serde(default)]
+    pub deaths: u32,
+    /// RFC 3339, when it was made.
+    #[serde(default)]
+    pub creation_time: String,
+    /// The trace it belongs to: 32 hex digits, or empty.
+    #[serde(default)]
+    pub trace_id: String,
+    /// The span that made it: 16 hex digits, or empty.
+    #[serde(default)]
+    pub span_id: String,
+    /// The key of the queue it was first pushed to.
+    #[serde(default)]
+    pub origin_queue: String,
+}
+
+/// Why bytes are not a job.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum NotAJob {
+    /// Larger than allowed; checked before parsing.
+    #[error("{size} bytes, more than worker.max_payload_bytes = {max}")]
+    Oversize {
+        /// Its size.
+        size: usize,
+        /// The limit.
+        max: usize,
+    },
+    /// Not JSON, a field of the wrong type, nested too deep. The message quotes no data.
+    #[error("not a job: {0}")]
+    Malformed(String),
+}
+
+impl Job {
+    /// Reads a job. `max` bounds the bytes before anything is parsed; `serde_json` bounds the depth (128).
+    pub fn decode(raw: Bytes, max: usize) -> Result<Self, (Bytes, NotAJob)> {
+        if raw.len() > max {
+            let size = raw.len();
+            return Err((raw, NotAJob::Oversize { size, max }));
+        }
+        match serde_json::from_slice::<Fields>(&raw) {
+            Ok(fields) if fields.id.is_empty() => Err((raw, NotAJob::Malformed("field id is empty".into()))),
+            Ok(fields) => Ok(Self { raw, fields }),
+            Err(error) => Err((raw, NotAJob::Malformed(describe(&error)))),
+        }
+    }
+
+    /// The same job with some fields set (`Some`) or removed (`None`); all others keep value and order.
+    pub fn edited(&self, changes: &[(&str, Option<Value>)]) -> Bytes {
+        edit(&self.raw, changes)
+    }
+}
+
+/// Sets (`Some`) or removes (`None`) top-level fields of a JSON object; bytes that are not one stay as they are.
+pub fn edit(raw: &Bytes, changes: &[(&str, Option<Value>)]) -> Bytes {
+    let Ok(mut object) = serde_json::from_slice::<Map<String, Value>>(raw) else { return raw.clone() };
+    for (name, value) in changes {
+        match value {
+            Some(value) => {
+                object.insert((*name).to_owned(), value.clone());
+            }
+            None => {
+                object.shift_remove(*name);
+            }
+        }
+    }
+    serde_json::to_vec(&object).map_or_else(|_| raw.clone(), Bytes::from)
+}
+
+/// `serde_json`'s messages may quote a value ("invalid type: string \"...\""): keep the kind and the place.
+fn describe(error: &serde_json::Error) -> String {
+    use serde_json::error::Category;
+    let what = match error.classify() {
+        Category::Syntax => "invalid JSON",
+        Category::Eof => "incomplete JSON",
+        Category::Data => "a field is missing or has the wrong type",
+        Category::Io => "unreadable",
+    };
+    format!("{what} at line {} column {}", error.line(), error.column())
+}
