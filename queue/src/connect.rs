@@ -1,0 +1,499 @@
+//! How a connection to Redis is made: one dialer for every kind (TCP, TLS, unix socket, Sentinel, Cluster).
+//! A connection always leads to one node: behind Sentinel the master, in a Cluster the owner of one shard's
+//! slot. When that changes (MOVED, READONLY) the connection is dropped and the next one is resolved anew.
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, Cmd, ProtocolVersion, RedisConnectionInfo, Value};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::time::timeout;
+
+/// The oldest Redis whose commands we use (`LMOVE`, `RPOP` with a count, `LPOS`).
+pub const OLDEST_REDIS: (u64, u64) = (6, 2);
+
+/// Where Redis is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Address {
+    /// One server.
+    Tcp(String),
+    /// One server on this machine.
+    Unix(PathBuf),
+    /// The master that these sentinels know by this name.
+    Sentinel {
+        /// Its name.
+        master: String,
+        /// The sentinels.
+        addrs: Vec<String>,
+    },
+    /// A Cluster; any of its nodes will do.
+    Cluster(Vec<String>),
+}
+
+/// TLS, when asked for.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Tls {
+    /// The CA that signed the server's certificate.
+    pub ca_file: Option<PathBuf>,
+    /// Our certificate.
+    pub cert_file: Option<PathBuf>,
+    /// Its key.
+    pub key_file: Option<PathBuf>,
+    /// The name in the server's certificate, when it is not the address.
+    pub server_name: Option<String>,
+}
+
+/// How to reach Redis.
+#[derive(Clone)]
+pub struct Settings {
+    /// Where.
+    pub address: Address,
+    /// TLS or plain.
+    pub tls: Option<Tls>,
+    /// ACL user.
+    pub username: Option<String>,
+    /// Its password.
+    pub password: Option<String>,
+    /// A file with the password, read at every connect: it may have been rotated.
+    pub password_file: Option<PathBuf>,
+    /// Database number.
+    pub db: i64,
+    /// Bound of connecting.
+    pub dial_timeout: Duration,
+    /// Bound of a reply.
+    pub read_timeout: Duration,
+    /// Bound of writing a command.
+    pub write_timeout: Duration,
+}
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// Nothing there, or not in time.
+    #[error("cannot reach Redis at {address}: {reason}")]
+    Unreachable {
+        /// Where.
+        address: String,
+        /// Why.
+        reason: String,
+    },
+    /// Something else listens there.
+    #[error("{address} does not speak the Redis protocol: check redis.addr and redis.tls.enabled")]
+    NotRedis {
+        /// Where.
+        address: String,
+    },
+    /// Wrong user or password.
+    #[error("Redis at {address} refused the credentials: check redis.username and redis.password")]
+    Credentials {
+        /// Where.
+        address: String,
+    },
+    /// Too old.
+    #[error("Redis {version} at {address} is too old: at least 6.2 is needed")]
+    TooOld {
+        /// Where.
+        address: String,
+        /// What it is.
+        version: String,
+    },
+    /// A replica.
+    #[error("Redis at {address} is a read-only replica: point redis.addr at the master, or use redis.sentinel")]
+    Replica {
+        /// Where.
+        address: String,
+    },
+    /// The data is still being read from disk.
+    #[error("Redis at {address} is loading its data")]
+    Loading {
+        /// Where.
+        address: String,
+    },
+    /// A file of ours cannot be used.
+    #[error("{key} = {path}: {reason}")]
+    File {
+        /// The config key.
+        key: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+}
+
+impl ConnectError {
+    /// Waiting will not help: the configuration must change. Everything else is tried again.
+    pub fn is_permanent(&self) -> bool {
+        matches!(self, Self::TooOld { .. } | Self::File { .. } | Self::Credentials { .. } | Self::NotRedis { .. })
+    }
+}
+
+/// A connection to one node.
+pub struct Connection {
+    /// The client.
+    pub redis: MultiplexedConnection,
+    /// Redis' number for it, for `CLIENT UNBLOCK`.
+    pub client_id: Option<i64>,
+    driver: tokio::task::JoinHandle<()>,
+}
+
+impl Connection {
+    /// Another handle on the same socket; it ends when this one is dropped.
+    pub fn handle(&self) -> MultiplexedConnection {
+        self.redis.clone()
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        // Without this a socket whose blocking command was given up would live on, still first in line.
+        self.driver.abort();
+    }
+}
+
+trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
+
+/// Makes connections.
+#[derive(Clone)]
+pub struct Connector {
+    settings: Arc<Settings>,
+}
+
+impl Connector {
+    /// A connector with these settings.
+    pub fn new(settings: Settings) -> Self {
+        Self { settings: Arc::new(settings) }
+    }
+
+    /// The settings.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// A connection to the node that holds `slot_key`, whose replies are awaited for `reply_timeout`.
+    pub async fn connect(&self, slot_key: &str, reply_timeout: Duration) -> Result<Connection, ConnectError> {
+        let bound = self.settings.dial_timeout;
+        let unreachable = |address: String| ConnectError::Unreachable { address, reason: "timed out".into() };
+        match &self.settings.address {
+            Address::Tcp(addr) => timeout(bound, self.open(addr, reply_timeout, true)).await,
+            Address::Unix(path) => timeout(bound, self.open_unix(path, reply_timeout)).await,
+            Address::Sentinel { master, addrs } => {
+                timeout(bound * 2, self.open_master(master, addrs, reply_timeout)).await
+            }
+            Address::Cluster(addrs) => timeout(bound * 2, self.open_owner(slot_key, addrs, reply_timeout)).await,
+        }
+        .unwrap_or_else(|_| Err(unreachable(self.describe())))
+    }
+
+    /// Where Redis is, for messages.
+    pub fn describe(&self) -> String {
+        match &self.settings.address {
+            Address::Tcp(addr) => addr.clone(),
+            Address::Unix(path) => path.display().to_string(),
+            Address::Sentinel { master, .. } => format!("sentinel master {master}"),
+            Address::Cluster(addrs) => format!("cluster {}", addrs.join(",")),
+        }
+    }
+
+    async fn open_master(&self, master: &str, addrs: &[String], reply: Duration) -> Result<Connection, ConnectError> {
+        let mut reason = String::from("no sentinel configured");
+        for addr in addrs {
+            let asked = async {
+                let mut sentinel = self.open_bare(addr, reply).await?;
+                let mut ask = Cmd::new();
+                ask.arg("SENTINEL").arg("get-master-addr-by-name").arg(master);
+                ask.query_async::<Option<(String, u16)>>(&mut sentinel.redis)
+                    .await
+                    .map_err(|error| unreachable(addr, &error))
+            };
+            match asked.await {
+                Ok(Some((host, port))) => return self.open(&format!("{host}:{port}"), reply, true).await,
+                Ok(None) => reason = format!("sentinel {addr} knows no master {master}"),
+                Err(error) => reason = error.to_string(),
+            }
+        }
+        Err(ConnectError::Unreachable { address: self.describe(), reason })
+    }
+
+    async fn open_owner(&self, slot_key: &str, addrs: &[String], reply: Duration) -> Result<Connection, ConnectError> {
+        let slot = slot_of(slot_key);
+        let mut reason = String::from("no node configured");
+        for addr in addrs {
+            let asked = async {
+                let mut node = self.open(addr, reply, false).await?;
+                let mut ask = Cmd::new();
+                ask.arg("CLUSTER").arg("SLOTS");
+                ask.query_async::<Vec<Value>>(&mut node.redis).await.map_err(|error| unreachable(addr, &error))
+            };
+            match asked.await {
+                Ok(slots) => match owner(&slots, slot, addr) {
+                    Some(owner) => return self.open(&owner, reply, true).await,
+                    None => reason = format!("slot {slot} has no owner"),
+                },
+                Err(error) => reason = error.to_string(),
+            }
+        }
+        Err(ConnectError::Unreachable { address: self.describe(), reason })
+    }
+
+    async fn open(&self, addr: &str, reply: Duration, master_only: bool) -> Result<Connection, ConnectError> {
+        let stream = self.dial(addr).await?;
+        self.greet(stream, addr, reply, master_only, true).await
+    }
+
+    /// A sentinel has neither our database nor, as a rule, our password.
+    async fn open_bare(&self, addr: &str, reply: Duration) -> Result<Connection, ConnectError> {
+        let stream = self.dial(addr).await?;
+        self.greet(stream, addr, reply, false, false).await
+    }
+
+    async fn open_unix(&self, path: &std::path::Path, reply: Duration) -> Result<Connection, ConnectError> {
+        let address = path.display().to_string();
+        let stream = UnixStream::connect(path).await.map_err(|error| unreachable(&address, &error))?;
+        self.greet(Box::new(stream), &address, reply, true, true).await
+    }
+
+    async fn dial(&self, addr: &str) -> Result<Box<dyn Stream>, ConnectError> {
+        let candidates: Vec<SocketAddr> =
+            tokio::net::lookup_host(addr).await.map_err(|error| unreachable(addr, &error))?.collect();
+        let mut reason = String::from("the name has no address");
+        for candidate in candidates {
+            match timeout(self.settings.dial_timeout, TcpStream::connect(candidate)).await {
+                Ok(Ok(stream)) => {
+                    let _ = stream.set_nodelay(true);
+                    // A peer that vanished must not keep a socket for hours: dead after ~10 s of silence.
+                    let keepalive = socket2::TcpKeepalive::new()
+                        .with_time(Duration::from_secs(5))
+                        .with_interval(Duration::from_secs(2))
+                        .with_retries(3);
+                    let _ = socket2::SockRef::from(&stream).set_tcp_keepalive(&keepalive);
+                    return match &self.settings.tls {
+                        None => Ok(Box::new(stream)),
+                        Some(tls) => Ok(Box::new(encrypt(stream, tls, addr).await?)),
+                    };
+                }
+                Ok(Err(error)) => reason = error.to_string(),
+                Err(_) => reason = "timed out".into(),
+            }
+        }
+        Err(ConnectError::Unreachable { address: addr.to_owned(), reason })
+    }
+
+    async fn greet(
+        &self,
+        mut stream: Box<dyn Stream>,
+        address: &str,
+        reply: Duration,
+        master_only: bool,
+        credentials: bool,
+    ) -> Result<Connection, ConnectError> {
+        ping(&mut stream, address).await?;
+        let mut info = RedisConnectionInfo::default().set_protocol(ProtocolVersion::RESP2).set_skip_set_lib_name();
+        if credentials {
+            info = info.set_db(self.settings.db);
+            if let Some(username) = &self.settings.username {
+                info = info.set_username(username);
+            }
+            if let Some(password) = self.password()? {
+                info = info.set_password(password);
+            }
+        }
+        let config = AsyncConnectionConfig::new().set_response_timeout(Some(reply)).set_connection_timeout(None);
+        let (mut redis, driver) = MultiplexedConnection::new_with_config(&info, stream, config)
+            .await
+            .map_err(|error| refused(address, &error))?;
+        let driver = tokio::spawn(driver);
+        let mut connection = Connection { redis: redis.clone(), client_id: None, driver };
+        let mut hello = Cmd::new();
+        hello.arg("HELLO");
+        match hello.query_async::<Value>(&mut redis).await {
+            Ok(value) => {
+                let fields = pairs(&value);
+                let get = |name: &str| fields.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str());
+                connection.client_id = get("id").and_then(|id| id.parse().ok());
+                if let Some(version) = get("version").filter(|version| too_old(version)) {
+                    return Err(ConnectError::TooOld { address: address.into(), version: version.into() });
+                }
+                if master_only && matches!(get("role"), Some("replica" | "slave")) {
+                    return Err(ConnectError::Replica { address: address.into() });
+                }
+            }
+            Err(error) if error.is_io_error() => return Err(unreachable(address, &error)),
+            Err(error) => {
+                let error = refused(address, &error);
+                if matches!(error, ConnectError::Loading { .. } | ConnectError::Credentials { .. }) {
+                    return Err(error);
+                }
+                // HELLO may be denied by ACL, or unknown before Redis 6: the first script tells the rest.
+            }
+        }
+        Ok(connection)
+    }
+
+    fn password(&self) -> Result<Option<String>, ConnectError> {
+        let Some(path) = &self.settings.password_file else { return Ok(self.settings.password.clone()) };
+        let text = std::fs::read_to_string(path).map_err(|error| ConnectError::File {
+            key: "redis.password_file",
+            path: path.clone(),
+            reason: error.to_string(),
+        })?;
+        Ok(Some(text.trim_end_matches(['\n', '\r']).to_owned()))
+    }
+}
+
+/// Asks for a sign of Redis before any credentials go out: whatever answers otherwise gets none.
+async fn ping(stream: &mut Box<dyn Stream>, address: &str) -> Result<(), ConnectError> {
+    stream.write_all(b"PING\r\n").await.map_err(|error| unreachable(address, &error))?;
+    let mut answer = Vec::with_capacity(64);
+    while !answer.ends_with(b"\r\n") {
+        let mut byte = [0u8; 1];
+        let read = stream.read(&mut byte).await.map_err(|error| unreachable(address, &error))?;
+        if read == 0 {
+            return Err(if answer.is_empty() {
+                unreachable(address, &"closed the connection")
+            } else {
+                ConnectError::NotRedis { address: address.into() }
+            });
+        }
+        answer.push(byte[0]);
+        if answer.len() > 512 || !matches!(answer[0], b'+' | b'-') {
+            return Err(ConnectError::NotRedis { address: address.into() });
+        }
+    }
+    if answer.starts_with(b"-LOADING") {
+        return Err(ConnectError::Loading { address: address.into() });
+    }
+    Ok(())
+}
+
+async fn encrypt(
+    stream: TcpStream,
+    tls: &Tls,
+    addr: &str,
+) -> Result<tokio_rustls::client::TlsStream<TcpStream>, ConnectError> {
+    let file = |key, path: &std::path::Path, reason: String| ConnectError::File { key, path: path.into(), reason };
+    let mut roots = rustls::RootCertStore::empty();
+    if let Some(path) = &tls.ca_file {
+        let certificates = CertificateDer::pem_file_iter(path)
+            .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+            .map_err(|error| file("redis.tls.ca_file", path, error.to_string()))?;
+        for certificate in certificates {
+            roots.add(certificate).map_err(|error| file("redis.tls.ca_file", path, error.to_string()))?;
+        }
+    } else {
+        roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|error| unreachable(addr, &error))?
+        .with_root_certificates(roots);
+    let config = match (&tls.cert_file, &tls.key_file) {
+        (Some(cert), Some(key)) => {
+            let chain = CertificateDer::pem_file_iter(cert)
+                .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+                .map_err(|error| file("redis.tls.cert_file", cert, error.to_string()))?;
+            let private = PrivateKeyDer::from_pem_file(key)
+                .map_err(|error| file("redis.tls.key_file", key, error.to_string()))?;
+            builder
+                .with_client_auth_cert(chain, private)
+                .map_err(|error| file("redis.tls.cert_file", cert, error.to_string()))?
+        }
+        _ => builder.with_no_client_auth(),
+    };
+    let host = addr.rsplit_once(':').map_or(addr, |(host, _)| host).trim_matches(['[', ']']);
+    let name = tls.server_name.clone().unwrap_or_else(|| host.to_owned());
+    let name = ServerName::try_from(name).map_err(|error| unreachable(addr, &error))?;
+    let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
+    connector.connect(name, stream).await.map_err(|error| unreachable(addr, &format!("TLS: {error}")))
+}
+
+fn unreachable(address: &str, reason: &dyn std::fmt::Display) -> ConnectError {
+    ConnectError::Unreachable { address: address.to_owned(), reason: reason.to_string() }
+}
+
+fn refused(address: &str, error: &redis::RedisError) -> ConnectError {
+    let text = error.to_string();
+    if error.kind() == redis::ErrorKind::AuthenticationFailed
+        || ["WRONGPASS", "NOAUTH", "invalid password", "without any password configured"]
+            .iter()
+            .any(|sign| text.contains(sign))
+    {
+        return ConnectError::Credentials { address: address.into() };
+    }
+    if matches!(error.code(), Some("LOADING")) {
+        return ConnectError::Loading { address: address.into() };
+    }
+    unreachable(address, error)
+}
+
+fn too_old(version: &str) -> bool {
+    let mut parts = version.split('.').map(|part| part.parse::<u64>().unwrap_or(0));
+    (parts.next().unwrap_or(0), parts.next().unwrap_or(0)) < OLDEST_REDIS
+}
+
+fn text(value: &Value) -> String {
+    match value {
+        Value::BulkString(bytes) => String::from_utf8_lossy(bytes).into_owned(),
+        Value::SimpleString(text) => text.clone(),
+        Value::Int(number) => number.to_string(),
+        _ => String::new(),
+    }
+}
+
+fn pairs(value: &Value) -> Vec<(String, String)> {
+    match value {
+        Value::Array(items) => items.chunks_exact(2).map(|pair| (text(&pair[0]), text(&pair[1]))).collect(),
+        Value::Map(items) => items.iter().map(|(key, value)| (text(key), text(value))).collect(),
+        _ => Vec::new(),
+    }
+}
+
+/// The hash slot of a key: CRC16 of its tag, if it has one, modulo 16384.
+fn slot_of(key: &str) -> u16 {
+    let tag = key
+        .split_once('{')
+        .and_then(|(_, rest)| rest.split_once('}'))
+        .map_or(key, |(tag, _)| if tag.is_empty() { key } else { tag });
+    crc16::State::<crc16::XMODEM>::calculate(tag.as_bytes()) % 16384
+}
+
+/// The master of a slot in an answer to `CLUSTER SLOTS`; an empty host means the node that was asked.
+fn owner(slots: &[Value], slot: u16, asked: &str) -> Option<String> {
+    slots.iter().find_map(|range| {
+        let Value::Array(parts) = range else { return None };
+        let [Value::Int(first), Value::Int(last), Value::Array(master), ..] = parts.as_slice() else { return None };
+        if !(*first..=*last).contains(&i64::from(slot)) {
+            return None;
+        }
+        let host = text(master.first()?);
+        let port = text(master.get(1)?);
+        let asked_host = asked.rsplit_once(':').map_or(asked, |(host, _)| host);
+        Some(format!("{}:{port}", if host.is_empty() { asked_host } else { &host }))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_has_the_slot_of_its_hash_tag() {
+        assert_eq!(slot_of("123456789"), 12739, "the published check value of the CRC");
+        assert_eq!(slot_of("{jobqueue:1}:lanes"), slot_of("{jobqueue:1}:high_priority"));
+        assert_ne!(slot_of("{jobqueue:1}:lanes"), slot_of("{jobqueue:2}:lanes"));
+        assert_eq!(slot_of("{}a"), slot_of("{}a"), "an empty tag is no tag");
+    }
+
+    #[test]
+    fn redis_older_than_6_2_is_refused() {
+        assert!(["5.0.7", "6.0.16", "6.1.9", "garbage"].map(too_old).iter().all(|old| *old));
+        assert!(["6.2.0", "7.0.15", "8.4.1", "255.255.255"].map(too_old).iter().all(|old| !*old));
+    }
+}

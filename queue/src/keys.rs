@@ -1,0 +1,303 @@
+//! Every key name, in one place. With one shard and no Cluster, keys are as configured; otherwise shard n's
+//! keys are `{<prefix>:<n>}:` + what follows `<prefix>:`, a complete set in one hash slot.
+use std::fmt::Write as _;
+
+/// The names of one queue of one shard.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct QueueKeys {
+    /// What people call it: `high`.
+    pub name: String,
+    /// The waiting list.
+    pub queue: String,
+    /// Jobs whose process died while it held them: part of the queue, served before it.
+    pub suspects: String,
+    /// Jobs that wait for their backoff to pass.
+    pub delayed: String,
+    /// Finished jobs.
+    pub completed: String,
+    /// Jobs that are given up.
+    pub dead_letters: String,
+    /// Figures for the autoscaler: reserved, done, failed, `busy_ms`.
+    pub counters: String,
+}
+
+/// The names that a shard's keys are made from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Naming {
+    /// The prefix of every key.
+    pub prefix: String,
+    /// (name, key) in the order of priority.
+    pub queues: Vec<(String, String)>,
+    /// `%s` = the lane's id and queue.
+    pub processing_pattern: String,
+    /// `%s` = the lane's id.
+    pub heartbeat_pattern: String,
+    /// `%s` = the queue's name.
+    pub delayed_pattern: String,
+    /// The completed list.
+    pub completed: String,
+    /// The dead letters.
+    pub dead_letters: String,
+    /// How many shards.
+    pub shards: u16,
+    /// Whether keys carry a hash tag even with one shard.
+    pub cluster: bool,
+}
+
+/// The keys of one shard.
+#[derive(Debug, Clone)]
+pub struct Keys {
+    naming: Naming,
+    shard: u16,
+    /// In the order of priority.
+    pub queues: Vec<QueueKeys>,
+}
+
+impl Keys {
+    /// The keys of shard `shard`.
+    pub fn new(naming: &Naming, shard: u16) -> Self {
+        let mut keys = Self { naming: naming.clone(), shard, queues: Vec::new() };
+        let queue = |(name, key): &(String, String)| QueueKeys {
+            name: name.clone(),
+            queue: keys.tagged(key),
+            suspects: format!("{}:suspects", keys.tagged(key)),
+            delayed: keys.tagged(&naming.delayed_pattern.replace("%s", name)),
+            completed: keys.tagged(&naming.completed),
+            dead_letters: keys.tagged(&naming.dead_letters),
+            counters: keys.own("counters"),
+        };
+        keys.queues = naming.queues.iter().map(queue).collect();
+        keys
+    }
+
+    /// Every shard's keys.
+    pub fn all(naming: &Naming) -> Vec<Self> {
+        (0..naming.shards).map(|shard| Self::new(naming, shard)).collect()
+    }
+
+    /// The shard a job belongs to: consistent (jump) hash of its id, so that raising N moves only 1/N of them.
+    pub fn shard_of(job_id: &str, shards: u16) -> u16 {
+        let mut key = fnv1a(job_id.as_bytes());
+        let (mut bucket, mut next) = (0i64, 0i64);
+        while next < i64::from(shards) {
+            bucket = next;
+            key = key.wrapping_mul(2_862_933_555_777_941_757).wrapping_add(1);
+            #[expect(
+                clippy::cast_precision_loss,
+                clippy::cast_possible_truncation,
+                reason = "Lamping and Veach's jump hash is defined on doubles; all values are below 2^31"
+            )]
+            let jumped = ((bucket + 1) as f64 * ((1u64 << 31) as f64 / ((key >> 33) + 1) as f64)) as i64;
+            next = jumped;
+        }
+        u16::try_from(bucket).unwrap_or(0)
+    }
+
+    /// Which shard this is.
+    pub fn shard(&self) -> u16 {
+        self.shard
+    }
+
+    /// A key whose hash slot is the shard's.
+    pub fn slot_key(&self) -> String {
+        self.own("lanes")
+    }
+
+    fn tagged(&self, key: &str) -> String {
+        if self.naming.shards == 1 && !self.naming.cluster {
+            return key.to_owned();
+        }
+        let prefix = &self.naming.prefix;
+        let rest = key.strip_prefix(prefix.as_str()).map_or(key, |rest| rest.trim_start_matches(':'));
+        format!("{{{prefix}:{}}}:{rest}", self.shard)
+    }
+
+    fn own(&self, name: &str) -> String {
+        self.tagged(&format!("{}:{name}", self.naming.prefix))
+    }
+
+    /// The registry of lanes: a sorted set scored by lease expiry, so a reaper reads only expired ones.
+    pub fn lanes(&self) -> String {
+        self.own("lanes")
+    }
+    /// Numbers lanes; never used twice.
+    pub fn lane_seq(&self) -> String {
+        self.own("lane_seq")
+    }
+    /// Fenced lanes whose lists are being emptied.
+    pub fn reaping(&self) -> String {
+        self.own("reaping")
+    }
+    /// While it exists, nobody reserves.
+    pub fn paused(&self) -> String {
+        self.own("paused")
+    }
+    /// While it exists, this process reserves nothing.
+    pub fn quiet(&self, process: &str) -> String {
+        self.own(&format!("quiet:{process}"))
+    }
+    /// While it exists, the operator reaps and workers do not.
+    pub fn central(&self) -> String {
+        self.own("central")
+    }
+    /// Who exports the queue-wide gauges.
+    pub fn gauges(&self) -> String {
+        self.own("gauges")
+    }
+    /// Figures for the autoscaler.
+    pub fn counters(&self) -> String {
+        self.own("counters")
+    }
+    /// The number of shards and the layout version.
+    pub fn layout(&self) -> String {
+        self.own("layout")
+    }
+    /// What a producer has enqueued already.
+    pub fn seen(&self, producer: &str) -> String {
+        self.own(&format!("seen:{producer}"))
+    }
+    /// The mark of one enqueue call.
+    pub fn enqueued(&self, call: &str) -> String {
+        self.own(&format!("enqueued:{call}"))
+    }
+    /// The completed list.
+    pub fn completed(&self) -> String {
+        self.tagged(&self.naming.completed)
+    }
+    /// The dead letters.
+    pub fn dead_letters(&self) -> String {
+        self.tagged(&self.naming.dead_letters)
+    }
+    /// A lane's record.
+    pub fn record(&self, lane: &str) -> String {
+        self.own(&format!("lane:{lane}"))
+    }
+    /// A lane's heartbeat.
+    pub fn heartbeat(&self, lane: &str) -> String {
+        self.tagged(&self.naming.heartbeat_pattern.replace("%s", lane))
+    }
+
+    /// A lane's lists: for each queue what it holds, what a parked fetch brought, the same from the suspects.
+    pub fn lists(&self, lane: &str) -> Vec<LaneLists> {
+        let list = |queue: &QueueKeys, suffix: &str| {
+            let mut id = lane.to_owned();
+            let _ = write!(id, ":{}{suffix}", queue.name);
+            self.tagged(&self.naming.processing_pattern.replace("%s", &id))
+        };
+        let lists = |queue: &QueueKeys| LaneLists {
+            held: list(queue, ""),
+            parked: list(queue, ":parked"),
+            parked_suspects: list(queue, ":parked-suspects"),
+        };
+        self.queues.iter().map(lists).collect()
+    }
+
+    /// A pattern that matches every processing list, ours and those of any client that follows the seed.
+    pub fn processing_glob(&self) -> String {
+        escape_glob(&self.tagged(&self.naming.processing_pattern)).replace("%s", "*")
+    }
+
+    /// The id between the two halves of the processing pattern.
+    pub fn lane_of_list<'a>(&self, list: &'a str) -> Option<&'a str> {
+        let pattern = self.tagged(&self.naming.processing_pattern);
+        let (before, after) = pattern.split_once("%s")?;
+        list.strip_prefix(before)?.strip_suffix(after)
+    }
+}
+
+/// The lists of one lane for one queue.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LaneLists {
+    /// Reserved jobs.
+    pub held: String,
+    /// What a parked fetch brought, until the next cycle moves it to `held`.
+    pub parked: String,
+    /// The same, from the suspects.
+    pub parked_suspects: String,
+}
+
+fn escape_glob(key: &str) -> String {
+    key.chars().fold(String::with_capacity(key.len()), |mut escaped, c| {
+        if matches!(c, '*' | '?' | '[' | ']' | '\\') {
+            escaped.push('\\');
+        }
+        escaped.push(c);
+        escaped
+    })
+}
+
+fn fnv1a(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    pub(crate) fn naming(shards: u16, cluster: bool) -> Naming {
+        Naming {
+            prefix: "jobqueue".into(),
+            queues: vec![
+                ("high".into(), "jobqueue:high_priority".into()),
+                ("low".into(), "jobqueue:low_priority".into()),
+            ],
+            processing_pattern: "jobqueue:worker:%s:processing".into(),
+            heartbeat_pattern: "jobqueue:processing:worker:%s".into(),
+            delayed_pattern: "jobqueue:delayed:%s".into(),
+            completed: "jobqueue:completed".into(),
+            dead_letters: "jobqueue:dead_letter".into(),
+            shards,
+            cluster,
+        }
+    }
+
+    #[test]
+    fn one_shard_has_the_seeds_keys() {
+        let keys = Keys::new(&naming(1, false), 0);
+        assert_eq!(keys.queues[0].queue, "jobqueue:high_priority");
+        assert_eq!(keys.queues[0].suspects, "jobqueue:high_priority:suspects");
+        assert_eq!(keys.queues[1].delayed, "jobqueue:delayed:low");
+        assert_eq!(keys.heartbeat("h-1-2"), "jobqueue:processing:worker:h-1-2");
+        assert_eq!(keys.lists("h-1-2")[0].held, "jobqueue:worker:h-1-2:high:processing");
+        assert_eq!(keys.processing_glob(), "jobqueue:worker:*:processing");
+        assert_eq!(keys.lane_of_list("jobqueue:worker:h-1-2:high:processing"), Some("h-1-2:high"));
+    }
+
+    #[test]
+    fn every_key_of_a_shard_has_its_hash_tag() {
+        let keys = Keys::new(&naming(3, true), 2);
+        let lists = keys.lists("h-1-2");
+        let queue = &keys.queues[0];
+        let all = [
+            &queue.queue,
+            &queue.suspects,
+            &queue.delayed,
+            &queue.completed,
+            &queue.dead_letters,
+            &queue.counters,
+            &keys.lanes(),
+            &keys.paused(),
+            &keys.record("h-1-2"),
+            &keys.heartbeat("h-1-2"),
+            &lists[0].held,
+            &lists[0].parked_suspects,
+        ];
+        for key in all {
+            assert!(key.starts_with("{jobqueue:2}:"), "{key}");
+        }
+        assert_eq!(queue.queue, "{jobqueue:2}:high_priority");
+    }
+
+    #[test]
+    fn raising_the_shards_moves_few_jobs() {
+        let ids: Vec<String> = (0..10_000).map(|i| format!("job-{i}")).collect();
+        let moved = ids.iter().filter(|id| Keys::shard_of(id, 4) != Keys::shard_of(id, 5)).count();
+        assert!((1_500..2_500).contains(&moved), "about a fifth of them, not {moved}");
+        for shard in 0..4 {
+            let here = ids.iter().filter(|id| Keys::shard_of(id, 4) == shard).count();
+            assert!((2_000..3_000).contains(&here), "shard {shard} has {here}");
+        }
+    }
+}

@@ -1,0 +1,45 @@
+//! Brings delayed jobs back to their queues when they are due. Any number may run at once: each move is guarded.
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::protocol::Protocol;
+use crate::store::{PAGE_COUNT, PageKind, Session, Status, StoreError};
+
+/// One pass takes no longer than this, so that a mountain of due jobs never starves anything else.
+const PASS_BUDGET: Duration = Duration::from_millis(200);
+
+/// What one pass did.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Promoted {
+    /// Jobs moved.
+    pub moved: usize,
+    /// There are more: come again at once.
+    pub more: bool,
+}
+
+/// Promotes the due jobs of every queue of the session's shard, page by page.
+pub async fn pass(session: &mut Session, protocol: &Arc<dyn Protocol>) -> Result<Promoted, StoreError> {
+    let started = Instant::now();
+    let mut promoted = Promoted::default();
+    for queue in session.keys.queues.clone() {
+        loop {
+            let page = session.page(&queue.delayed, PageKind::Due, PAGE_COUNT).await?;
+            if page.entries.is_empty() {
+                break;
+            }
+            let moves: Vec<_> =
+                page.entries.iter().map(|member| (member.clone(), protocol.promote(member, &queue))).collect();
+            let statuses = session.promote(&queue.delayed, &moves).await?;
+            let moved = statuses.iter().filter(|status| **status == Status::Settled).count();
+            promoted.moved += moved;
+            if statuses.contains(&Status::Refused) && moved == 0 {
+                break;
+            }
+            if started.elapsed() > PASS_BUDGET {
+                promoted.more = true;
+                return Ok(promoted);
+            }
+        }
+    }
+    Ok(promoted)
+}

@@ -1,0 +1,259 @@
+//! Gives the jobs of dead lanes back. Runs in the operator for every queue, or in the workers when there is
+//! none; harmless when several run: fencing is one atomic step, and each job moves only from where it was read.
+//!
+//! A lane is fenced only after two looks at an absent heartbeat, 2 s apart, by a reaper whose own connection has
+//! stood for a whole TTL: after an outage every live lane has had the time to renew.
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+
+use crate::effects::Verdict;
+use crate::keys::QueueKeys;
+use crate::protocol::{Interruption, Protocol};
+use crate::store::{Fenced, LaneRecord, PAGE_COUNT, PageKind, RecordedLists, Session, Status, StoreError};
+
+/// Time between the two looks.
+const SECOND_LOOK: Duration = Duration::from_secs(2);
+/// Lanes looked at in one pass.
+const LANES: usize = 1000;
+
+/// How a reaper works.
+#[derive(Debug, Clone, Copy)]
+pub struct Settings {
+    /// The heartbeats' TTL.
+    pub ttl: Duration,
+    /// The parked fetches' timeout.
+    pub park_timeout: Duration,
+    /// Between two pages, ± 50 %.
+    pub page_delay: Duration,
+    /// `COUNT` of the audit's scan.
+    pub scan_count: usize,
+    /// A pass ends after this time, and goes on where it stopped.
+    pub pass_budget: Duration,
+}
+
+/// What one pass did: (queue's name, where the job went), one entry a job.
+#[derive(Debug, Clone, Default)]
+pub struct Reaped {
+    /// Lanes fenced.
+    pub fenced: usize,
+    /// Jobs moved.
+    pub moved: Vec<(String, Verdict)>,
+}
+
+/// The reaper of one shard.
+pub struct Reaper {
+    session: Session,
+    protocol: Arc<dyn Protocol>,
+    settings: Settings,
+    looks: HashMap<String, Instant>,
+    orphans: HashMap<String, Instant>,
+    trouble: Instant,
+    cursor: String,
+}
+
+/// Whether a death was brought about from outside the process: its jobs are then above suspicion.
+pub fn is_outside(cause: &str) -> bool {
+    matches!(cause, "shutdown" | "deleted" | "evicted" | "preempted" | "node-lost")
+}
+
+impl Reaper {
+    /// A reaper that has not looked yet.
+    pub fn new(session: Session, protocol: Arc<dyn Protocol>, settings: Settings) -> Self {
+        Self {
+            session,
+            protocol,
+            settings,
+            looks: HashMap::new(),
+            orphans: HashMap::new(),
+            trouble: Instant::now(),
+            cursor: "0".into(),
+        }
+    }
+
+    /// Whether somebody central does this work.
+    pub async fn is_relieved(&mut self) -> Result<bool, StoreError> {
+        let central = self.session.keys.central();
+        self.session.exists(&central).await
+    }
+
+    /// Fences what is dead, then empties what is fenced.
+    pub async fn pass(&mut self) -> Result<Reaped, StoreError> {
+        let outcome = self.try_pass().await;
+        if outcome.is_err() {
+            // Whatever Redis suffers from, the lanes suffer from it too: their time starts anew.
+            self.trouble = Instant::now();
+            self.looks.clear();
+            self.orphans.clear();
+        }
+        outcome
+    }
+
+    /// Fences the lanes of a process that is certainly dead, then empties them.
+    pub async fn fence_certain(&mut self, lane: &str, cause: &str) -> Result<Fenced, StoreError> {
+        self.session.fence(lane, true, cause).await
+    }
+
+    async fn try_pass(&mut self) -> Result<Reaped, StoreError> {
+        let mut reaped = Reaped::default();
+        let started = Instant::now();
+        self.session.time().await?;
+        let now_ms = self.session.now_ms();
+        let expired = self.session.expired(now_ms, LANES).await?;
+        self.looks.retain(|lane, _| expired.contains(lane));
+        for lane in expired {
+            if self.session.heartbeat(&lane).await? {
+                self.looks.remove(&lane);
+                continue;
+            }
+            let first = *self.looks.entry(lane.clone()).or_insert(started);
+            if started.duration_since(first) >= SECOND_LOOK
+                && self.may_fence()
+                && self.session.fence(&lane, false, "heartbeat").await? == Fenced::Fenced
+            {
+                tracing::warn!(worker_id = lane, reason = "heartbeat", "Fenced a lane whose heartbeat was gone");
+                self.looks.remove(&lane);
+                reaped.fenced += 1;
+            }
+        }
+        for lane in self.session.reaping(LANES).await? {
+            self.empty(&lane, &mut reaped).await?;
+            if started.elapsed() > self.settings.pass_budget {
+                return Ok(reaped);
+            }
+        }
+        self.audit().await?;
+        Ok(reaped)
+    }
+
+    fn may_fence(&self) -> bool {
+        let since = self.session.connected_since().map_or_else(Instant::now, |at| at.max(self.trouble));
+        since.elapsed() >= self.settings.ttl
+    }
+
+    /// Moves every job of a fenced lane, then forgets the lane once nothing can arrive any more.
+    pub async fn empty(&mut self, lane: &str, reaped: &mut Reaped) -> Result<(), StoreError> {
+        let Some(record) = self.session.lane(lane).await? else {
+            self.session.forget(lane, &LaneRecord::default(), 0).await?;
+            return Ok(());
+        };
+        let lists: Vec<String> = record.lists.iter().flat_map(|queue| queue.lists.clone()).collect();
+        let total: u64 = self.session.lengths(&lists).await?.iter().sum();
+        let alone = record.alone && total == 1;
+        if total > 0 {
+            for queue in &record.lists {
+                for list in &queue.lists {
+                    self.empty_list(lane, &record, queue, list, alone, reaped).await?;
+                }
+            }
+        }
+        let quiet = u64::try_from(self.settings.park_timeout.as_millis()).unwrap_or(u64::MAX).saturating_mul(2);
+        self.session.forget(lane, &record, quiet).await?;
+        Ok(())
+    }
+
+    async fn empty_list(
+        &mut self,
+        lane: &str,
+        record: &LaneRecord,
+        queue: &RecordedLists,
+        list: &str,
+        alone: bool,
+        reaped: &mut Reaped,
+    ) -> Result<(), StoreError> {
+        loop {
+            let page = self.session.page(list, PageKind::Head, PAGE_COUNT).await?;
+            if page.entries.is_empty() {
+                return Ok(());
+            }
+            let how =
+                Interruption { cause: &record.fenced, outside: is_outside(&record.fenced), alone };
+            let now_ms = self.session.now_ms();
+            let decisions: Vec<_> = (page.entries.iter())
+                .map(|raw| {
+                    let queue = self.queue_of(queue, raw);
+                    (queue.name.clone(), raw.clone(), self.protocol.interrupted(raw, &queue, how, now_ms))
+                })
+                .collect();
+            let moves: Vec<_> =
+                decisions.iter().map(|(_, raw, decision)| (raw.clone(), decision.effects.clone())).collect();
+            // The lane has its lease after all (cannot be: ids are never used twice): leave it alone.
+            let Some(statuses) = self.session.reap(lane, list, &moves).await? else { return Ok(()) };
+            let before = reaped.moved.len();
+            for ((name, _, decision), status) in decisions.into_iter().zip(statuses) {
+                if status == Status::Settled {
+                    reaped.moved.push((name, decision.verdict));
+                }
+            }
+            if reaped.moved.len() == before {
+                return Ok(());
+            }
+            let delay = self.settings.page_delay.mul_f64(fastrand::f64() + 0.5);
+            tokio::time::sleep(delay).await;
+        }
+    }
+
+    /// The queue a job goes back to: the one its list belongs to; for an orphaned list what the job itself says.
+    fn queue_of(&self, recorded: &RecordedLists, raw: &Bytes) -> QueueKeys {
+        let ours = &self.session.keys.queues;
+        let job = if recorded.queue.is_empty() { self.protocol.decode(raw.clone()).ok() } else { None };
+        let fields = job.map(|job| job.fields).unwrap_or_default();
+        let known = ours.iter().find(|queue| {
+            if recorded.queue.is_empty() { queue.queue == fields.origin_queue } else { queue.queue == recorded.queue }
+        });
+        let named = ours.iter().find(|queue| queue.name == fields.priority || queue.name == recorded.name);
+        match (known, named, ours.last()) {
+            (Some(queue), _, _) => queue.clone(),
+            // A queue that is not configured any more keeps its jobs under its own key.
+            (None, _, Some(any)) if !recorded.queue.is_empty() => QueueKeys {
+                name: recorded.name.clone(),
+                queue: recorded.queue.clone(),
+                suspects: format!("{}:suspects", recorded.queue),
+                ..any.clone()
+            },
+            (None, Some(queue), _) | (None, None, Some(queue)) => queue.clone(),
+            (None, None, None) => QueueKeys {
+                name: recorded.name.clone(),
+                queue: recorded.queue.clone(),
+                suspects: format!("{}:suspects", recorded.queue),
+                delayed: String::new(),
+                completed: self.session.keys.completed(),
+                dead_letters: self.session.keys.dead_letters(),
+                counters: self.session.keys.counters(),
+            },
+        }
+    }
+
+    /// One page of a slow scan for processing lists that no record names.
+    async fn audit(&mut self) -> Result<(), StoreError> {
+        let glob = self.session.keys.processing_glob();
+        let (cursor, lists) = self.session.scan(&self.cursor, &glob, self.settings.scan_count).await?;
+        self.cursor = cursor;
+        for list in lists {
+            let Some(named) = self.session.keys.lane_of_list(&list) else { continue };
+            // Ours are `<lane>:<queue>`; a client that follows the seed has the lane alone.
+            let lane = named.split(':').next().unwrap_or(named).to_owned();
+            let queue = named.split(':').nth(1).unwrap_or_default().to_owned();
+            if self.session.lane(&lane).await?.is_some() || self.session.heartbeat(&lane).await? {
+                self.orphans.remove(&list);
+                continue;
+            }
+            let first = *self.orphans.entry(list.clone()).or_insert_with(Instant::now);
+            if first.elapsed() >= SECOND_LOOK && self.may_fence() {
+                let ours = self.session.keys.queues.iter().find(|known| known.name == queue);
+                let recorded = RecordedLists {
+                    name: queue.clone(),
+                    queue: ours.map(|queue| queue.queue.clone()).unwrap_or_default(),
+                    lists: vec![list.clone()],
+                };
+                if self.session.orphan(&lane, &[recorded]).await? {
+                    tracing::warn!(worker_id = lane, reason = "orphan", "Took charge of a list that no lane claims");
+                }
+                self.orphans.remove(&list);
+            }
+        }
+        Ok(())
+    }
+}

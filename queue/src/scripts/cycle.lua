@@ -1,0 +1,204 @@
+-- One lane's whole conversation with Redis: adopt what a parked fetch brought, settle what finished,
+-- reserve what fits. Changes nothing unless the lane still holds its lease.
+-- KEYS[1] record  [2] paused  [3] quiet  [4] counters  [5] completed
+--         then five a queue: queue, suspects, held, parked, parked suspects; then destinations of effects
+-- ARGV[1] token  [2] seq  [3] "1" while a suspect runs alone  [4] quiet word acknowledged  [5] room (free slots)
+--     [6] byte budget of the reply  [7] consuming side: R or L  [8] completed_max  [9] busy ms to count
+--     [10] failed to count  [11] number of queues
+--     then a queue: limit (at most this many, 0 = leave alone), suspects limit, parked, parked suspects,
+--       expected length of held. Parked: "-" leave, "1" adopt the one entry we know, "0" adopt and tell, "r" release
+--     then the number of settlements, by position first; each: queue, "p" position length head | "b" bytes "" "",
+--       number of effects, the effects
+--     then a queue: number of done, their bytes
+-- Returns {"LOST"} | {"STALE"} | {"OK", seconds, microseconds, paused, quiet, replayed, statuses,
+--       {a queue: {whole, job...}}, {error: settlement or 0, key, reason}...}
+--       statuses: a letter a settlement, then a letter a done: 1 settled, 0 not held, e refused (see errors)
+local record, side = KEYS[1], ARGV[7]
+local lease = redis.call('HMGET', record, 'token', 'seq', 'statuses', 'tails')
+if lease[1] ~= ARGV[1] then return { 'LOST' } end
+local now = redis.call('TIME')
+local paused, quiet = redis.call('EXISTS', KEYS[2]), redis.call('GET', KEYS[3]) or ''
+local seq, last, queues = tonumber(ARGV[2]), tonumber(lease[2] or '0'), tonumber(ARGV[11])
+local function key_of(queue, which) return KEYS[5 + 5 * (queue - 1) + which] end
+local QUEUE, SUSPECTS, HELD, PARKED, PARKED_SUSPECTS = 1, 2, 3, 4, 5
+
+if seq < last then return { 'STALE' } end
+if seq == last then
+  -- The reply was lost: say again what was settled, and the jobs that call reserved.
+  local jobs, queue = {}, 0
+  for tail in string.gmatch(lease[4] or '', '[^,]+') do
+    queue = queue + 1
+    jobs[queue] = redis.call('LRANGE', key_of(queue, HELD), tail, -1)
+    table.insert(jobs[queue], 1, '0')
+  end
+  return { 'OK', now[1], now[2], paused, quiet, 1, lease[3] or '', jobs, {} }
+end
+
+-- Under maxmemory only the first write of a script is refused, and never a removal: this one opens the way.
+redis.call('HDEL', record, '')
+
+local errors, statuses, at = {}, {}, 12
+local limits, whole, tails, reserved = {}, {}, {}, {}
+
+local function release(parked, back)
+  for _ = 1, 10 do
+    local job = redis.call('LINDEX', parked, 0)
+    if not job then return end
+    local answer = redis.pcall(side == 'R' and 'RPUSH' or 'LPUSH', back, job)
+    if type(answer) == 'table' and answer.err then errors[#errors + 1] = { 0, back, answer.err } return end
+    redis.call('LPOP', parked)
+  end
+end
+
+local looks = {}
+for queue = 1, queues do
+  limits[queue] = { tonumber(ARGV[at]), tonumber(ARGV[at + 1]) }
+  for which = PARKED, PARKED_SUSPECTS do
+    local word, parked = ARGV[at + which - 2], key_of(queue, which)
+    if word == '1' then
+      -- BLMOVE first, here second: between them the job was in `parked`, which is ours as well.
+      redis.call('LMOVE', parked, key_of(queue, HELD), 'LEFT', 'RIGHT')
+    elseif word == 'r' then
+      release(parked, key_of(queue, which == PARKED and QUEUE or SUSPECTS))
+    elseif word == '0' then
+      looks[#looks + 1] = { queue, parked }
+    end
+  end
+  whole[queue] = redis.call('LLEN', key_of(queue, HELD)) ~= tonumber(ARGV[at + 4])
+  at = at + 5
+end
+
+local count = tonumber(ARGV[at])
+at = at + 1
+local tombstone, graves = ARGV[1] .. ':' .. ARGV[2], {}
+local function bury()
+  for held in pairs(graves) do redis.call('LREM', held, 0, tombstone) end
+  graves = {}
+end
+for s = 1, count do
+  local queue, by, a, b, c = tonumber(ARGV[at]), ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4]
+  local effects = tonumber(ARGV[at + 5])
+  local held, status = key_of(queue, HELD), '1'
+  at = at + 6
+  local found
+  if by == 'p' then
+    local job = not whole[queue] and redis.call('LINDEX', held, a)
+    found = job and #job == tonumber(b) and string.sub(job, 1, #c) == c
+  else
+    bury()
+    found = redis.call('LPOS', held, a)
+  end
+  if not found then
+    status = '0'
+  else
+    local key, reason = first_unfit(at, effects)
+    if not key then key, reason = place(at, effects) end
+    if key then
+      status = 'e'
+      errors[#errors + 1] = { s, key, reason }
+    elseif by == 'p' then
+      redis.call('LSET', held, a, tombstone)
+      graves[held] = true
+    else
+      redis.call('LREM', held, 1, a)
+    end
+  end
+  statuses[#statuses + 1] = status
+  at = at + 4 * effects
+end
+bury()
+
+local keep, done_count = tonumber(ARGV[8]), 0
+for queue = 1, queues do
+  local done, held, kept = tonumber(ARGV[at]), key_of(queue, HELD), {}
+  at = at + 1
+  if done > 0 then
+    local reason = keep ~= 0 and unfit(KEYS[5], 'list')
+    if reason then
+      errors[#errors + 1] = { 0, KEYS[5], reason }
+      for _ = 1, done do statuses[#statuses + 1] = 'e' end
+    else
+      for d = at, at + done - 1 do
+        local removed = redis.call('LREM', held, 1, ARGV[d])
+        statuses[#statuses + 1] = removed == 1 and '1' or '0'
+        if removed == 1 then
+          done_count = done_count + 1
+          if keep ~= 0 then kept[#kept + 1] = ARGV[d] end
+        end
+      end
+      for first = 1, #kept, 500 do
+        redis.pcall('LPUSH', KEYS[5], unpack(kept, first, math.min(first + 499, #kept)))
+      end
+      if keep > 0 and #kept > 0 then redis.pcall('LTRIM', KEYS[5], 0, keep - 1) end
+    end
+    at = at + done
+  end
+end
+
+for queue = 1, queues do
+  tails[queue] = whole[queue] and 0 or redis.call('LLEN', key_of(queue, HELD))
+  reserved[queue] = { whole[queue] and '1' or '0' }
+end
+
+local room, budget, got = tonumber(ARGV[5]), tonumber(ARGV[6]), 0
+for _, look in ipairs(looks) do
+  local jobs = redis.call('LRANGE', look[2], 0, 9)
+  for _, job in ipairs(jobs) do
+    redis.call('RPUSH', key_of(look[1], HELD), job)
+    redis.call('LPOP', look[2])
+    table.insert(reserved[look[1]], job)
+    room, budget, got = room - 1, budget - #job, got + 1
+  end
+end
+
+-- Moves up to `want` jobs; a first one alone shows how large they are, what goes over the budget goes back.
+local function take(queue, from, want)
+  local pop, push = side == 'R' and 'RPOP' or 'LPOP', side == 'R' and 'RPUSH' or 'LPUSH'
+  local held, taken, bytes = key_of(queue, HELD), 0, 0
+  while taken < want and (budget > 0 or got == 0) do
+    local ask = taken == 0 and 1 or math.max(1, math.min(want - taken, math.floor(budget * taken / bytes)))
+    local jobs = redis.pcall(pop, from, ask)
+    if not jobs then return taken end
+    if jobs.err then errors[#errors + 1] = { 0, from, jobs.err } return taken end
+    local fits = #jobs
+    for i = 1, #jobs do
+      if budget <= 0 and got > 0 then fits = i - 1 break end
+      budget, bytes, got = budget - #jobs[i], bytes + #jobs[i], got + 1
+    end
+    for i = #jobs, fits + 1, -1 do redis.call(push, from, jobs[i]) end
+    if fits > 0 then redis.call('RPUSH', held, unpack(jobs, 1, fits)) end
+    for i = 1, fits do table.insert(reserved[queue], jobs[i]) end
+    taken, room = taken + fits, room - fits
+    if fits < #jobs or #jobs < ask then return taken end
+  end
+  return taken
+end
+
+local reserved_count = 0
+if paused == 0 and quiet == '' then
+  for queue = 1, queues do
+    if not whole[queue] then
+      local limit = limits[queue]
+      local suspects = take(queue, key_of(queue, SUSPECTS), math.min(limit[2], limit[1], room))
+      local fresh = take(queue, key_of(queue, QUEUE), math.min(limit[1] - suspects, room))
+      reserved_count = reserved_count + suspects + fresh
+    end
+  end
+end
+
+local held_count = 0
+for queue = 1, queues do
+  local held = key_of(queue, HELD)
+  held_count = held_count + redis.call('LLEN', held)
+  if whole[queue] then
+    reserved[queue] = redis.call('LRANGE', held, 0, -1)
+    table.insert(reserved[queue], 1, '1')
+  end
+end
+redis.call('HSET', record, 'seq', ARGV[2], 'statuses', table.concat(statuses), 'tails', table.concat(tails, ','),
+  'alone', ARGV[3], 'quiet', ARGV[4], 'held', held_count)
+if reserved_count > 0 then redis.pcall('HINCRBY', KEYS[4], 'reserved', reserved_count) end
+if done_count > 0 then redis.pcall('HINCRBY', KEYS[4], 'done', done_count) end
+if ARGV[10] ~= '0' then redis.pcall('HINCRBY', KEYS[4], 'failed', ARGV[10]) end
+if ARGV[9] ~= '0' then redis.pcall('HINCRBY', KEYS[4], 'busy_ms', ARGV[9]) end
+return { 'OK', now[1], now[2], paused, quiet, 0, table.concat(statuses), reserved, errors }

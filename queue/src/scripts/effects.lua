@@ -1,0 +1,63 @@
+-- Shared by cycle.lua and move.lua (put before them): carries out what Rust decided for one job.
+-- An effect is four arguments: op, index of its key in KEYS, a, b.
+--   L bytes          push at the left           R bytes          push at the right
+--   Z score member   add to a sorted set        S bytes ttl_ms   set (ttl "" = none)
+--   T max counters   trim a list to max, the     H field n        add n to a counter
+--                    trimmed counted in KEYS[counters]
+-- L, R, Z and S place the job: all of their destinations are checked before the first write, and a
+-- placement that is refused leaves the job where it was. T and H only tidy and count: never a reason to stop.
+local PLACES = { L = 'list', R = 'list', Z = 'zset', S = false }
+local checked = {}
+
+-- nil, or why a key cannot take this kind of value. A job is in exactly one place: it must not be
+-- removed from one before the next is known to be able to hold it.
+local function unfit(key, kind)
+  if not kind then return nil end
+  local verdict = checked[key .. kind]
+  if verdict == nil then
+    local answer = redis.pcall('TYPE', key)
+    if answer.err then verdict = answer.err
+    elseif answer.ok == 'none' or answer.ok == kind then verdict = false
+    else verdict = 'WRONGTYPE holds a ' .. answer.ok .. ', must be a ' .. kind end
+    checked[key .. kind] = verdict
+  end
+  return verdict or nil
+end
+
+-- The first destination of the effects at ARGV[at..] that cannot take the job: key, reason. Or nil.
+local function first_unfit(at, count)
+  for e = 0, count - 1 do
+    local op, key = ARGV[at + 4 * e], KEYS[tonumber(ARGV[at + 4 * e + 1])]
+    local reason = PLACES[op] ~= nil and unfit(key, PLACES[op])
+    if reason then return key, reason end
+  end
+end
+
+local function run(op, key, a, b)
+  if op == 'L' then return redis.pcall('LPUSH', key, a) end
+  if op == 'R' then return redis.pcall('RPUSH', key, a) end
+  if op == 'Z' then return redis.pcall('ZADD', key, a, b) end
+  if op == 'S' then
+    if b == '' then return redis.pcall('SET', key, a) end
+    return redis.pcall('SET', key, a, 'PX', b)
+  end
+  if op == 'T' then
+    local length = redis.pcall('LLEN', key)
+    if type(length) == 'number' and length > tonumber(a) then
+      redis.pcall('LTRIM', key, 0, tonumber(a) - 1)
+      redis.pcall('HINCRBY', KEYS[tonumber(b)], 'trimmed', length - tonumber(a))
+    end
+    return
+  end
+  if op == 'H' then return redis.pcall('HINCRBY', key, a, b) end
+end
+
+-- Places the job: nil, or the key that refused it and why.
+local function place(at, count)
+  for e = 0, count - 1 do
+    local op, key = ARGV[at + 4 * e], KEYS[tonumber(ARGV[at + 4 * e + 1])]
+    local answer = run(op, key, ARGV[at + 4 * e + 2], ARGV[at + 4 * e + 3])
+    if PLACES[op] ~= nil and type(answer) == 'table' and answer.err then return key, answer.err end
+  end
+end
+

@@ -1,0 +1,382 @@
+//! Everything that is said to Redis, and nothing else says anything to it: one method a transition, each
+//! carried out by the script of the same name.
+use std::sync::LazyLock;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use redis::{Cmd, RedisError, ToRedisArgs, Value};
+
+use crate::connect::{ConnectError, Connection, Connector};
+use crate::effects::Effect;
+use crate::keys::Keys;
+
+mod cycle;
+mod jobs;
+mod lanes;
+
+pub use cycle::{Cycle, Cycled, LaneHandle, Parked, QueueAsk, Refusal, Returned, Settlement, Status};
+pub use jobs::{Dead, Enqueue, EnqueueError, Granted, Page, PageKind, QueueSnapshot, Snapshot, Turn};
+pub use lanes::{Fenced, LaneRecord, RecordedLists, Registration};
+
+/// Whatever is read in one page is at most this large (and at least one job).
+pub const PAGE_BYTES: usize = 1 << 20;
+/// Whatever is read or moved in one page is at most this many.
+pub const PAGE_COUNT: usize = 100;
+
+/// Why a call did not answer.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// No connection.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// The reply did not come: it may have happened or not. Every call can be repeated.
+    #[error("Redis did not answer: {0}")]
+    Lost(String),
+    /// Redis said no, nothing was changed, later it may say yes.
+    #[error("Redis cannot take it now: {0}")]
+    Later(String),
+    /// Redis is full.
+    #[error("Redis is out of memory: raise maxmemory or make room ({0})")]
+    OutOfMemory(String),
+    /// The ACL user may not.
+    #[error("Redis denies access to {what}: give the ACL user this key and the commands of docs/reliability.md")]
+    Denied {
+        /// The key, or the command.
+        what: String,
+    },
+    /// A key cannot take what belongs there.
+    #[error("{key}: {reason}; rename or delete it, nothing was moved")]
+    Unfit {
+        /// The key.
+        key: String,
+        /// Why.
+        reason: String,
+    },
+    /// The answer is not one that our script gives.
+    #[error("Redis answered unexpectedly: {0}")]
+    Unexpected(String),
+}
+
+impl StoreError {
+    /// Repeating may help.
+    pub fn is_transient(&self) -> bool {
+        match self {
+            Self::Connect(error) => !error.is_permanent(),
+            Self::Lost(_) | Self::Later(_) | Self::OutOfMemory(_) => true,
+            Self::Denied { .. } | Self::Unfit { .. } | Self::Unexpected(_) => false,
+        }
+    }
+}
+
+/// One Lua file: loaded once, called by its SHA, loaded again when Redis has forgotten it.
+#[derive(Debug)]
+pub(crate) struct Script {
+    source: &'static str,
+    sha: LazyLock<String>,
+}
+
+macro_rules! script {
+    ($name:ident, $($file:literal),+) => {
+        pub(crate) static $name: Script = Script {
+            source: concat!($(include_str!(concat!("scripts/", $file))),+),
+            sha: LazyLock::new(|| sha1_smol::Sha1::from($name.source).digest().to_string()),
+        };
+    };
+}
+script!(CYCLE, "effects.lua", "cycle.lua");
+script!(MOVE, "effects.lua", "move.lua");
+script!(REGISTER, "register.lua");
+script!(EXTEND, "extend.lua");
+script!(CLOSE, "close.lua");
+script!(FENCE, "fence.lua");
+script!(FORGET, "forget.lua");
+script!(ORPHAN, "orphan.lua");
+script!(TURN, "turn.lua");
+script!(ENQUEUE, "enqueue.lua");
+script!(LIMIT, "limit.lua");
+script!(PAGE, "page.lua");
+script!(SNAPSHOT, "snapshot.lua");
+
+/// A conversation with the node that holds one shard: connects when it must, and again after a failure.
+pub struct Session {
+    connector: Connector,
+    /// The shard's keys.
+    pub keys: Keys,
+    link: Option<Connection>,
+    reply_timeout: Duration,
+    clock: Option<(u64, Instant)>,
+    connected_at: Option<Instant>,
+    failures: u32,
+    longest_backoff: Duration,
+    /// Calls made so far, for `redis_round_trips_total`.
+    pub round_trips: u64,
+}
+
+impl Session {
+    /// A session that has not connected yet.
+    pub fn new(connector: &Connector, keys: &Keys, longest_backoff: Duration) -> Self {
+        Self {
+            connector: connector.clone(),
+            keys: keys.clone(),
+            link: None,
+            reply_timeout: connector.settings().read_timeout,
+            clock: None,
+            connected_at: None,
+            failures: 0,
+            longest_backoff,
+            round_trips: 0,
+        }
+    }
+
+    /// Wait this long for a reply: a blocking command's timeout and some more.
+    pub fn with_reply_timeout(mut self, timeout: Duration) -> Self {
+        self.reply_timeout = timeout;
+        self
+    }
+
+    /// Redis' clock, carried on by ours: milliseconds since the epoch.
+    pub fn now_ms(&self) -> u64 {
+        match self.clock {
+            Some((ms, at)) => ms + u64::try_from(at.elapsed().as_millis()).unwrap_or(0),
+            None => {
+                let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+                since.map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
+            }
+        }
+    }
+
+    /// Since when this connection stands; `None` while there is none.
+    pub fn connected_since(&self) -> Option<Instant> {
+        self.link.as_ref().and(self.connected_at)
+    }
+
+    /// Redis' number for this connection, for `CLIENT UNBLOCK`.
+    pub fn client_id(&self) -> Option<i64> {
+        self.link.as_ref().and_then(|link| link.client_id)
+    }
+
+    /// Drops the connection: the next call makes a new one.
+    pub fn disconnect(&mut self) {
+        self.link = None;
+    }
+
+    /// Connects unless connected.
+    pub async fn connect(&mut self) -> Result<(), StoreError> {
+        if self.link.is_none() {
+            let link = self.connector.connect(&self.keys.slot_key(), self.reply_timeout).await?;
+            self.link = Some(link);
+            self.connected_at = Some(Instant::now());
+        }
+        Ok(())
+    }
+
+    /// Calls until it answers or there is no hope; waits between tries, longer each time, up to a bound: after
+    /// an outage the lanes must be back before a reaper, which waits one TTL, may look at them.
+    pub async fn persist<T>(
+        &mut self,
+        mut call: impl AsyncFnMut(&mut Self) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        loop {
+            match call(self).await {
+                Err(error) if error.is_transient() => {
+                    let wait = self.backoff();
+                    tracing::warn!(error = %error, attempt = self.failures, "Could not reach Redis, trying again");
+                    tokio::time::sleep(wait).await;
+                }
+                answer => return answer,
+            }
+        }
+    }
+
+    /// How long to wait after a failure: doubles from 20 ms up to the bound, with jitter.
+    pub fn backoff(&mut self) -> Duration {
+        self.failures = self.failures.saturating_add(1);
+        let wait = Duration::from_millis(20) * 2u32.saturating_pow(self.failures.min(16) - 1);
+        wait.min(self.longest_backoff).mul_f64(fastrand::f64().mul_add(0.5, 0.5))
+    }
+
+    /// Sends one command.
+    pub(crate) async fn query(&mut self, command: &Cmd) -> Result<Value, StoreError> {
+        self.connect().await?;
+        let Some(link) = self.link.as_mut() else { return Err(StoreError::Lost("not connected".into())) };
+        self.round_trips += 1;
+        match link.redis.send_packed_command(command).await.and_then(Value::extract_error) {
+            Ok(value) => {
+                self.failures = 0;
+                Ok(value)
+            }
+            Err(error) => Err(self.understand(&error)),
+        }
+    }
+
+    /// Calls a script by its SHA; a Redis that does not know it has not run it.
+    pub(crate) async fn eval(&mut self, script: &Script, call: &Call) -> Result<Value, StoreError> {
+        let command = call.command(&script.sha);
+        match self.query(&command).await {
+            Err(StoreError::Later(reason)) if reason.starts_with("NOSCRIPT") => {
+                let mut load = Cmd::new();
+                load.arg("SCRIPT").arg("LOAD").arg(script.source);
+                self.query(&load).await?;
+                self.query(&command).await
+            }
+            Err(StoreError::Denied { what }) => Err(StoreError::Denied { what: self.denied(call, what).await }),
+            answer => answer,
+        }
+    }
+
+    /// Redis does not say which key it denies: ask for each.
+    async fn denied(&mut self, call: &Call, otherwise: String) -> String {
+        for key in &call.keys {
+            let mut probe = Cmd::new();
+            probe.arg("TYPE").arg(key.as_str());
+            if let Err(StoreError::Denied { .. }) = self.query(&probe).await {
+                return format!("key {key}");
+            }
+        }
+        otherwise
+    }
+
+    fn understand(&mut self, error: &RedisError) -> StoreError {
+        let text = error.to_string();
+        let Some(code) = error.code().map(str::to_owned) else {
+            self.link = None;
+            return StoreError::Lost(text);
+        };
+        let detail = || format!("{code} {}", error.detail().unwrap_or_default());
+        match code.as_str() {
+            "NOSCRIPT" | "LOADING" | "BUSY" | "TRYAGAIN" | "CLUSTERDOWN" | "MASTERDOWN" | "NOREPLICAS" => {
+                StoreError::Later(detail())
+            }
+            // This node is not the right one any more: the next connection is resolved anew.
+            "READONLY" | "MOVED" | "ASK" => {
+                self.link = None;
+                StoreError::Later(detail())
+            }
+            "NOAUTH" | "WRONGPASS" => {
+                self.link = None;
+                StoreError::Connect(ConnectError::Credentials { address: self.connector.describe() })
+            }
+            "OOM" => StoreError::OutOfMemory(detail()),
+            "NOPERM" => StoreError::Denied { what: detail() },
+            _ if error.is_io_error() => {
+                self.link = None;
+                StoreError::Lost(text)
+            }
+            _ if text.contains("OOM command not allowed") => StoreError::OutOfMemory(detail()),
+            _ if text.contains("READONLY") => {
+                self.link = None;
+                StoreError::Later(detail())
+            }
+            _ => StoreError::Unexpected(detail()),
+        }
+    }
+
+    pub(crate) fn saw_time(&mut self, seconds: &Value, micros: &Value) {
+        if let (Some(seconds), Some(micros)) = (number(seconds), number(micros)) {
+            self.clock = Some((seconds * 1000 + micros / 1000, Instant::now()));
+        }
+    }
+}
+
+/// The keys and arguments of one script call. Keys of effects are declared as they are met.
+#[derive(Debug, Default)]
+pub(crate) struct Call {
+    keys: Vec<String>,
+    args: Cmd,
+    fixed: usize,
+}
+
+impl Call {
+    pub(crate) fn new(keys: Vec<String>) -> Self {
+        let fixed = keys.len();
+        Self { keys, args: Cmd::new(), fixed }
+    }
+
+    pub(crate) fn arg(&mut self, arg: impl ToRedisArgs) -> &mut Self {
+        self.args.arg(arg);
+        self
+    }
+
+    /// The index of a key, from 1; declared if it is not yet. The fixed keys have their own meaning and are
+    /// not searched, but for `counters`.
+    pub(crate) fn key(&mut self, key: &str) -> usize {
+        if let Some(at) = self.keys[self.fixed..].iter().position(|known| known == key) {
+            return self.fixed + at + 1;
+        }
+        self.keys.push(key.to_owned());
+        self.keys.len()
+    }
+
+    pub(crate) fn effects(&mut self, effects: &[Effect], counters: &str) {
+        self.arg(effects.len());
+        for effect in effects {
+            match effect {
+                Effect::Push { key, side, bytes } => {
+                    let key = self.key(key);
+                    self.arg(side.letter()).arg(key).arg(&bytes[..]).arg("");
+                }
+                Effect::Delay { key, at_ms, member } => {
+                    let key = self.key(key);
+                    self.arg("Z").arg(key).arg(*at_ms).arg(&member[..]);
+                }
+                Effect::Set { key, bytes, ttl_ms } => {
+                    let key = self.key(key);
+                    let ttl = ttl_ms.map(|ttl| ttl.to_string()).unwrap_or_default();
+                    self.arg("S").arg(key).arg(&bytes[..]).arg(ttl);
+                }
+                Effect::Trim { key, max } => {
+                    let (key, counters) = (self.key(key), self.key(counters));
+                    self.arg("T").arg(key).arg(*max).arg(counters);
+                }
+            }
+        }
+    }
+
+    fn command(&self, sha: &str) -> Cmd {
+        let size: usize = self.args.args_iter().map(|arg| if let redis::Arg::Simple(arg) = arg { arg.len() } else { 0 }).sum();
+        let mut command = Cmd::with_capacity(3 + self.keys.len() + self.args.args_iter().len(), size + 64 * self.keys.len());
+        command.arg("EVALSHA").arg(sha).arg(self.keys.len());
+        for key in &self.keys {
+            command.arg(key.as_str());
+        }
+        for arg in self.args.args_iter() {
+            if let redis::Arg::Simple(arg) = arg {
+                command.arg(arg);
+            }
+        }
+        command
+    }
+}
+
+pub(crate) fn number(value: &Value) -> Option<u64> {
+    match value {
+        Value::Int(number) => u64::try_from(*number).ok(),
+        Value::BulkString(bytes) => std::str::from_utf8(bytes).ok()?.parse().ok(),
+        _ => None,
+    }
+}
+
+pub(crate) fn bytes(value: Value) -> Bytes {
+    match value {
+        Value::BulkString(bytes) => Bytes::from(bytes),
+        Value::SimpleString(text) => Bytes::from(text),
+        Value::Int(number) => Bytes::from(number.to_string()),
+        Value::Okay => Bytes::from_static(b"OK"),
+        _ => Bytes::new(),
+    }
+}
+
+pub(crate) fn text(value: Value) -> String {
+    String::from_utf8_lossy(&bytes(value)).into_owned()
+}
+
+pub(crate) fn list(value: Value) -> Result<Vec<Value>, StoreError> {
+    match value {
+        Value::Array(items) => Ok(items),
+        other => Err(StoreError::Unexpected(format!("{other:?}").chars().take(80).collect())),
+    }
+}
+
+pub(crate) fn unexpected(what: &str) -> StoreError {
+    StoreError::Unexpected(what.to_owned())
+}

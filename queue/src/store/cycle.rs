@@ -1,0 +1,228 @@
+//! `cycle`: adopt, settle and reserve in one step.
+use bytes::Bytes;
+use redis::Value;
+
+use super::{CYCLE, Call, PAGE_BYTES, Session, StoreError, bytes, list, number, text, unexpected};
+use crate::effects::{Effect, Side};
+use crate::keys::LaneLists;
+
+/// What to do with a parked fetch's list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Parked {
+    /// A fetch is parked on it, or nothing can be there.
+    #[default]
+    Leave,
+    /// It holds the one job we know of: it becomes a held one.
+    Adopt,
+    /// It may hold a job we never heard of: adopt it and tell.
+    Look,
+    /// Whatever it holds goes back to the consuming end of its queue.
+    Release,
+}
+
+impl Parked {
+    const fn word(self) -> &'static str {
+        match self {
+            Self::Leave => "-",
+            Self::Adopt => "1",
+            Self::Look => "0",
+            Self::Release => "r",
+        }
+    }
+}
+
+/// What is asked of one queue.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct QueueAsk {
+    /// At most this many jobs; 0 = leave it alone.
+    pub limit: usize,
+    /// At most this many of them suspects.
+    pub suspects: usize,
+    /// The parked fetch of the queue.
+    pub parked: Parked,
+    /// The parked fetch of its suspects.
+    pub parked_suspects: Parked,
+    /// How many jobs we believe to hold, those to be adopted included.
+    pub expected: usize,
+    /// Finished jobs whose bytes go to the completed list as they are.
+    pub done: Vec<Bytes>,
+}
+
+/// One finished job that takes more than the fast path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settlement {
+    /// The index of its queue.
+    pub queue: usize,
+    /// Its bytes as they stand in the held list.
+    pub raw: Bytes,
+    /// Large jobs are named by their place in the held list: sending them back would halve the throughput.
+    pub position: Option<usize>,
+    /// What becomes of it.
+    pub effects: Vec<Effect>,
+}
+
+/// One call. It can be repeated as it is: an equal `seq` changes nothing and says again what happened.
+#[derive(Debug, Clone, Default)]
+pub struct Cycle {
+    /// One more than the last that was answered.
+    pub seq: u64,
+    /// A suspect is about to run, or runs, alone in this process.
+    pub alone: bool,
+    /// The `quiet` word we have obeyed.
+    pub quiet: String,
+    /// Free slots.
+    pub room: usize,
+    /// Time the handlers spent on what is settled here.
+    pub busy_ms: u64,
+    /// How many of the settlements are failures.
+    pub failed: usize,
+    /// One a queue, in order.
+    pub queues: Vec<QueueAsk>,
+    /// Those with a position first.
+    pub settlements: Vec<Settlement>,
+}
+
+/// What became of one settlement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Status {
+    /// It took place.
+    Settled,
+    /// We did not hold the job.
+    NotHeld,
+    /// A destination refused it: see the refusals. The job is still held.
+    Refused,
+}
+
+/// What a queue gave.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Returned {
+    /// The held list was not as expected: `jobs` is all of it, else only what is new.
+    pub whole: bool,
+    /// Jobs.
+    pub jobs: Vec<Bytes>,
+}
+
+/// A destination that refused a job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// The key.
+    pub key: String,
+    /// Why.
+    pub reason: String,
+}
+
+/// What a cycle answered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cycled {
+    /// Nobody may reserve.
+    pub paused: bool,
+    /// This process may not reserve; the word to acknowledge.
+    pub quiet: String,
+    /// This answers an earlier call with the same `seq`.
+    pub replayed: bool,
+    /// Of the settlements, then of the done of each queue.
+    pub statuses: Vec<Status>,
+    /// One a queue.
+    pub queues: Vec<Returned>,
+    /// Which destinations refused.
+    pub refusals: Vec<Refusal>,
+}
+
+impl Session {
+    /// Settles and reserves for one lane. `None`: the lease is lost, nothing was done and nothing ever will be.
+    pub async fn cycle(
+        &mut self,
+        lane: &LaneHandle,
+        cycle: &Cycle,
+        side: Side,
+        completed_max: Option<u64>,
+    ) -> Result<Option<Cycled>, StoreError> {
+        let mut call = Call::new(lane.keys.clone());
+        call.arg(&lane.token).arg(cycle.seq).arg(if cycle.alone { "1" } else { "" }).arg(&cycle.quiet);
+        call.arg(cycle.room).arg(PAGE_BYTES).arg(side.letter());
+        match completed_max {
+            Some(max) => call.arg(max),
+            None => call.arg(-1),
+        };
+        call.arg(cycle.busy_ms).arg(cycle.failed).arg(cycle.queues.len());
+        for queue in &cycle.queues {
+            call.arg(queue.limit).arg(queue.suspects).arg(queue.parked.word());
+            call.arg(queue.parked_suspects.word()).arg(queue.expected);
+        }
+        call.arg(cycle.settlements.len());
+        for settlement in &cycle.settlements {
+            call.arg(settlement.queue + 1);
+            match settlement.position {
+                Some(position) => {
+                    let head = &settlement.raw[..settlement.raw.len().min(256)];
+                    call.arg("p").arg(position).arg(settlement.raw.len()).arg(head)
+                }
+                None => call.arg("b").arg(&settlement.raw[..]).arg("").arg(""),
+            };
+            call.effects(&settlement.effects, &lane.counters);
+        }
+        for queue in &cycle.queues {
+            call.arg(queue.done.len());
+            for raw in &queue.done {
+                call.arg(&raw[..]);
+            }
+        }
+        let reply = list(self.eval(&CYCLE, &call).await?)?;
+        self.understand_cycle(reply)
+    }
+
+    fn understand_cycle(&mut self, reply: Vec<Value>) -> Result<Option<Cycled>, StoreError> {
+        let mut reply = reply.into_iter();
+        match text(reply.next().unwrap_or(Value::Nil)).as_str() {
+            "OK" => {}
+            "LOST" => return Ok(None),
+            "STALE" => return Err(StoreError::Later("STALE a newer call of this lane was answered".into())),
+            other => return Err(unexpected(other)),
+        }
+        let mut next = || reply.next().ok_or_else(|| unexpected("a short answer"));
+        let (seconds, micros) = (next()?, next()?);
+        let paused = number(&next()?) == Some(1);
+        let quiet = text(next()?);
+        let replayed = number(&next()?) == Some(1);
+        let statuses = bytes(next()?);
+        let queues = list(next()?)?;
+        let errors = list(next()?)?;
+        self.saw_time(&seconds, &micros);
+        let returned = |value: Value| {
+            let mut jobs = list(value)?.into_iter().map(bytes);
+            let whole = jobs.next().is_some_and(|flag| flag == "1");
+            Ok(Returned { whole, jobs: jobs.collect() })
+        };
+        let refusal = |value: Value| {
+            let mut parts = list(value)?.into_iter().skip(1);
+            let mut part = || text(parts.next().unwrap_or(Value::Nil));
+            Ok(Refusal { key: part(), reason: part() })
+        };
+        let status = |letter: &u8| match letter {
+            b'1' => Status::Settled,
+            b'e' => Status::Refused,
+            _ => Status::NotHeld,
+        };
+        Ok(Some(Cycled {
+            paused,
+            quiet,
+            replayed,
+            statuses: statuses.iter().map(status).collect(),
+            queues: queues.into_iter().map(returned).collect::<Result<_, StoreError>>()?,
+            refusals: errors.into_iter().map(refusal).collect::<Result<_, StoreError>>()?,
+        }))
+    }
+}
+
+/// A lane as its holder knows it.
+#[derive(Debug, Clone)]
+pub struct LaneHandle {
+    /// `hostname-PID-idx`.
+    pub id: String,
+    /// The lease.
+    pub token: String,
+    /// Its lists, one entry a queue.
+    pub lists: Vec<LaneLists>,
+    pub(crate) counters: String,
+    pub(crate) keys: Vec<String>,
+}

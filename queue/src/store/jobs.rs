@@ -1,0 +1,400 @@
+//! Jobs outside of lanes: enqueue, promote and reap (both `move`), turn the dead letters, look.
+use std::time::Duration;
+
+use bytes::Bytes;
+use redis::{Cmd, Value};
+
+use super::{
+    Call, ENQUEUE, LIMIT, MOVE, PAGE, PAGE_BYTES, Refusal, SNAPSHOT, Session, Status, StoreError, TURN, bytes, list,
+    number, text, unexpected,
+};
+use crate::effects::{Effect, Side};
+
+/// A job to be enqueued.
+#[derive(Debug, Clone)]
+pub struct Enqueue {
+    /// The queue's key.
+    pub queue: String,
+    /// The job.
+    pub raw: Bytes,
+    /// What was seen of it, and in which state: enqueued only if that differs from what is recorded.
+    pub seen: Option<(String, String)>,
+}
+
+/// Why nothing was enqueued.
+pub type EnqueueError = StoreError;
+
+/// What a rate limit gave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Granted {
+    /// How many.
+    pub granted: u64,
+    /// When the window resets.
+    pub resets_in: Duration,
+}
+
+/// Which part of a key a page reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PageKind {
+    /// A list from its head.
+    Head,
+    /// A list from its tail.
+    Tail,
+    /// The due members of a sorted set.
+    Due,
+}
+
+/// Some entries of a key.
+#[derive(Debug, Clone, Default)]
+pub struct Page {
+    /// All that the key holds.
+    pub length: u64,
+    /// The first of them.
+    pub entries: Vec<Bytes>,
+}
+
+/// What becomes of one entry of a list that is turned.
+#[derive(Debug, Clone)]
+pub enum Turn {
+    /// Back to the head, as it is.
+    Keep,
+    /// Away.
+    Drop,
+    /// To another list.
+    Push {
+        /// The list.
+        key: String,
+        /// Which end.
+        side: Side,
+        /// What.
+        bytes: Bytes,
+    },
+}
+
+/// The dead letters' key and what is in it: for `stats` and `peek`.
+pub type Dead = Page;
+
+/// What one look at the queues shows.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Snapshot {
+    /// Redis' clock.
+    pub now_ms: u64,
+    /// reserved, done, failed, `busy_ms`, trimmed.
+    pub counters: Vec<(String, u64)>,
+    /// Dead letters.
+    pub dead_letters: u64,
+    /// Completed jobs kept.
+    pub completed: u64,
+    /// Lanes.
+    pub lanes: u64,
+    /// Fenced lanes.
+    pub reaping: u64,
+    /// Nobody reserves.
+    pub paused: bool,
+    /// One a queue.
+    pub queues: Vec<QueueSnapshot>,
+}
+
+/// What one look at one queue shows.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct QueueSnapshot {
+    /// In the queue.
+    pub waiting: u64,
+    /// In its suspects.
+    pub suspects: u64,
+    /// In its delayed set.
+    pub delayed: u64,
+    /// Of those, due.
+    pub due: u64,
+    /// The next to be reserved; its first 4 KiB.
+    pub oldest: Bytes,
+}
+
+impl Session {
+    /// Enqueues a page of jobs in one step; answers which were new. `call` names this call: repeated, it adds nothing.
+    pub async fn enqueue(
+        &mut self,
+        call_id: &str,
+        seen_key: &str,
+        producing: Side,
+        jobs: &[Enqueue],
+    ) -> Result<Vec<bool>, StoreError> {
+        let mut call = Call::new(vec![self.keys.enqueued(call_id), seen_key.to_owned()]);
+        call.arg(60_000).arg(producing.letter()).arg(jobs.len());
+        for job in jobs {
+            let queue = call.key(&job.queue);
+            let (field, state) = job.seen.as_ref().map_or(("", ""), |(field, state)| (field, state));
+            call.arg(queue).arg(&job.raw[..]).arg(field).arg(state);
+        }
+        let mut reply = list(self.eval(&ENQUEUE, &call).await?)?.into_iter();
+        let statuses = reply.next().map(bytes).unwrap_or_default();
+        if let Some(unfit) = reply.next() {
+            return Err(refusal(unfit));
+        }
+        Ok(statuses.iter().map(|status| *status == b'1').collect())
+    }
+
+    /// Takes up to `wanted` from a limit of `limit` a second.
+    pub async fn limit(&mut self, key: &str, limit: u64, wanted: u64) -> Result<Granted, StoreError> {
+        let mut call = Call::new(vec![key.to_owned()]);
+        call.arg(limit).arg(wanted);
+        match list(self.eval(&LIMIT, &call).await?)?.as_slice() {
+            [granted, left] => Ok(Granted {
+                granted: number(granted).unwrap_or(0),
+                resets_in: Duration::from_millis(number(left).unwrap_or(1000)),
+            }),
+            _ => Err(unexpected("limit")),
+        }
+    }
+
+    /// Reads a page, bounded by count and bytes.
+    pub async fn page(&mut self, key: &str, kind: PageKind, count: usize) -> Result<Page, StoreError> {
+        let mut call = Call::new(vec![key.to_owned()]);
+        let word = match kind {
+            PageKind::Head => "head",
+            PageKind::Tail => "tail",
+            PageKind::Due => "due",
+        };
+        call.arg(word).arg(count).arg(PAGE_BYTES);
+        let mut reply = list(self.eval(&PAGE, &call).await?)?.into_iter();
+        let (Some(seconds), Some(micros), Some(length)) = (reply.next(), reply.next(), reply.next()) else {
+            return Err(unexpected("page"));
+        };
+        self.saw_time(&seconds, &micros);
+        Ok(Page { length: number(&length).unwrap_or(0), entries: reply.map(bytes).collect() })
+    }
+
+    /// Moves due members of a sorted set: each only if it is still there.
+    pub async fn promote(&mut self, set: &str, moves: &[(Bytes, Vec<Effect>)]) -> Result<Vec<Status>, StoreError> {
+        let mut call = Call::new(vec![self.keys.counters(), set.to_owned()]);
+        call.arg("").arg(moves.len());
+        self.moved(call, "z", moves).await.map(Option::unwrap_or_default)
+    }
+
+    /// Moves jobs out of a fenced lane's list: each only if it is still there, none if the lane has its lease.
+    pub async fn reap(
+        &mut self,
+        lane: &str,
+        from: &str,
+        moves: &[(Bytes, Vec<Effect>)],
+    ) -> Result<Option<Vec<Status>>, StoreError> {
+        let mut call = Call::new(vec![self.keys.record(lane), from.to_owned()]);
+        call.arg("fenced").arg(moves.len());
+        self.moved(call, "l", moves).await
+    }
+
+    async fn moved(
+        &mut self,
+        mut call: Call,
+        kind: &str,
+        moves: &[(Bytes, Vec<Effect>)],
+    ) -> Result<Option<Vec<Status>>, StoreError> {
+        let counters = self.keys.counters();
+        for (member, effects) in moves {
+            call.arg(2).arg(kind).arg(&member[..]);
+            call.effects(effects, &counters);
+        }
+        let mut reply = list(self.eval(&MOVE, &call).await?)?.into_iter();
+        match reply.next().map(text).as_deref() {
+            Some("OK") => {}
+            Some("HELD") => return Ok(None),
+            _ => return Err(unexpected("move")),
+        }
+        let statuses = reply.next().map(bytes).unwrap_or_default();
+        let errors = reply.next().map(list).transpose()?.unwrap_or_default();
+        for error in errors {
+            let mut parts = list(error)?.into_iter().skip(1);
+            let mut part = || text(parts.next().unwrap_or(Value::Nil));
+            let refusal = Refusal { key: part(), reason: part() };
+            tracing::error!(key = refusal.key, reason = refusal.reason, "Could not move a job, it stays where it was");
+        }
+        let status = |letter: &u8| match letter {
+            b'1' => Status::Settled,
+            b'e' => Status::Refused,
+            _ => Status::NotHeld,
+        };
+        Ok(Some(statuses.iter().map(status).collect()))
+    }
+
+    /// Turns a page of a list from its tail: answers how many entries were still the expected ones.
+    pub async fn turn(&mut self, key: &str, entries: &[(Bytes, Turn)]) -> Result<usize, StoreError> {
+        let mut call = Call::new(vec![key.to_owned(), self.keys.counters()]);
+        call.arg(entries.len());
+        for (entry, turn) in entries {
+            call.arg(&entry[..]);
+            match turn {
+                Turn::Keep => call.arg(1).arg("L").arg(&entry[..]),
+                Turn::Drop => call.arg(0).arg("").arg(""),
+                Turn::Push { key, side, bytes } => {
+                    let key = call.key(key);
+                    call.arg(key).arg(side.letter()).arg(&bytes[..])
+                }
+            };
+        }
+        let mut reply = list(self.eval(&TURN, &call).await?)?.into_iter();
+        let turned = reply.next().as_ref().and_then(number).unwrap_or(0);
+        match reply.next() {
+            Some(unfit) if turned == 0 => Err(refusal(unfit)),
+            _ => Ok(usize::try_from(turned).unwrap_or(0)),
+        }
+    }
+
+    /// One look at the queues.
+    pub async fn snapshot(&mut self, side: Side) -> Result<Snapshot, StoreError> {
+        let mut keys = vec![
+            self.keys.counters(),
+            self.keys.dead_letters(),
+            self.keys.completed(),
+            self.keys.lanes(),
+            self.keys.reaping(),
+            self.keys.paused(),
+        ];
+        for queue in &self.keys.queues {
+            keys.extend([queue.queue.clone(), queue.suspects.clone(), queue.delayed.clone()]);
+        }
+        let mut call = Call::new(keys);
+        call.arg(side.letter()).arg(4096);
+        let reply = list(self.eval(&SNAPSHOT, &call).await?)?;
+        let [seconds, micros, counters, dead, completed, lanes, reaping, paused, queues] = reply.as_slice() else {
+            return Err(unexpected("snapshot"));
+        };
+        let mut counted = Vec::new();
+        let mut fields = list(counters.clone())?.into_iter();
+        while let (Some(name), Some(value)) = (fields.next(), fields.next()) {
+            counted.push((text(name), number(&value).unwrap_or(0)));
+        }
+        let queue = |value: Value| {
+            let mut parts = list(value)?.into_iter();
+            let mut count = || parts.next().as_ref().and_then(number).unwrap_or(0);
+            let (waiting, suspects, delayed, due) = (count(), count(), count(), count());
+            Ok(QueueSnapshot { waiting, suspects, delayed, due, oldest: parts.next().map(bytes).unwrap_or_default() })
+        };
+        let count = |value: &Value| number(value).unwrap_or(0);
+        let snapshot = Snapshot {
+            now_ms: count(seconds) * 1000 + count(micros) / 1000,
+            counters: counted,
+            dead_letters: count(dead),
+            completed: count(completed),
+            lanes: count(lanes),
+            reaping: count(reaping),
+            paused: count(paused) == 1,
+            queues: list(queues.clone())?.into_iter().map(queue).collect::<Result<_, StoreError>>()?,
+        };
+        self.saw_time(seconds, micros);
+        Ok(snapshot)
+    }
+
+    /// The lengths of some lists, in one round trip.
+    pub async fn lengths(&mut self, lists: &[String]) -> Result<Vec<u64>, StoreError> {
+        let mut lengths = Vec::with_capacity(lists.len());
+        for list in lists {
+            let mut get = Cmd::new();
+            get.arg("LLEN").arg(list);
+            lengths.push(number(&self.query(&get).await?).unwrap_or(0));
+        }
+        Ok(lengths)
+    }
+
+    /// Sets a key that lapses by itself; `false` when another holder has it.
+    pub async fn claim(&mut self, key: &str, holder: &str, ttl: Duration) -> Result<bool, StoreError> {
+        let ttl = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
+        let mut set = Cmd::new();
+        set.arg("SET").arg(key).arg(holder).arg("NX").arg("PX").arg(ttl);
+        if matches!(self.query(&set).await?, Value::Okay | Value::SimpleString(_)) {
+            return Ok(true);
+        }
+        let mut get = Cmd::new();
+        get.arg("GET").arg(key);
+        if text(self.query(&get).await?) != holder {
+            return Ok(false);
+        }
+        let mut extend = Cmd::new();
+        extend.arg("PEXPIRE").arg(key).arg(ttl);
+        self.query(&extend).await?;
+        Ok(true)
+    }
+
+    /// Whether a key exists.
+    pub async fn exists(&mut self, key: &str) -> Result<bool, StoreError> {
+        let mut get = Cmd::new();
+        get.arg("EXISTS").arg(key);
+        Ok(number(&self.query(&get).await?) == Some(1))
+    }
+
+    /// Deletes a key in the background of Redis.
+    pub async fn unlink(&mut self, key: &str) -> Result<u64, StoreError> {
+        let mut unlink = Cmd::new();
+        unlink.arg("UNLINK").arg(key);
+        Ok(number(&self.query(&unlink).await?).unwrap_or(0))
+    }
+
+    /// One page of a keyspace scan: the next cursor and the keys.
+    pub async fn scan(&mut self, cursor: &str, glob: &str, count: usize) -> Result<(String, Vec<String>), StoreError> {
+        let mut scan = Cmd::new();
+        scan.arg("SCAN").arg(cursor).arg("MATCH").arg(glob).arg("COUNT").arg(count).arg("TYPE").arg("list");
+        let mut reply = list(self.query(&scan).await?)?.into_iter();
+        let cursor = text(reply.next().unwrap_or(Value::Nil));
+        let keys = reply.next().map(list).transpose()?.unwrap_or_default();
+        Ok((cursor, keys.into_iter().map(text).collect()))
+    }
+
+    /// Waits on a list and moves the next job into another; `None` after the timeout or an unblock.
+    pub async fn park(
+        &mut self,
+        from: &str,
+        into: &str,
+        side: Side,
+        wait: Duration,
+    ) -> Result<Option<Bytes>, StoreError> {
+        let mut park = Cmd::new();
+        park.arg("BLMOVE").arg(from).arg(into).arg(side.word()).arg("RIGHT").arg(wait.as_secs_f64());
+        match self.query(&park).await? {
+            Value::Nil => Ok(None),
+            value => Ok(Some(bytes(value))),
+        }
+    }
+
+    /// Wakes a parked connection.
+    pub async fn unblock(&mut self, client_id: i64) -> Result<(), StoreError> {
+        let mut unblock = Cmd::new();
+        unblock.arg("CLIENT").arg("UNBLOCK").arg(client_id);
+        self.query(&unblock).await.map(drop)
+    }
+
+    /// Reads, adds to and removes from a hash: what producers have seen.
+    pub async fn hash_scan(&mut self, key: &str, cursor: &str, count: usize) -> Result<(String, Vec<String>), StoreError> {
+        let mut scan = Cmd::new();
+        scan.arg("HSCAN").arg(key).arg(cursor).arg("COUNT").arg(count);
+        let mut reply = list(self.query(&scan).await?)?.into_iter();
+        let cursor = text(reply.next().unwrap_or(Value::Nil));
+        let fields = reply.next().map(list).transpose()?.unwrap_or_default();
+        Ok((cursor, fields.into_iter().step_by(2).map(text).collect()))
+    }
+
+    /// Removes fields of a hash.
+    pub async fn hash_remove(&mut self, key: &str, fields: &[String]) -> Result<(), StoreError> {
+        let mut remove = Cmd::new();
+        remove.arg("HDEL").arg(key).arg(fields);
+        self.query(&remove).await.map(drop)
+    }
+
+    /// The values of some fields of a hash.
+    pub async fn hash_get(&mut self, key: &str, fields: &[String]) -> Result<Vec<Option<String>>, StoreError> {
+        let mut get = Cmd::new();
+        get.arg("HMGET").arg(key).arg(fields);
+        let values = list(self.query(&get).await?)?;
+        Ok(values.into_iter().map(|value| (value != Value::Nil).then(|| text(value))).collect())
+    }
+
+    /// Sets a key for ever: `paused`.
+    pub async fn set(&mut self, key: &str, value: &str) -> Result<(), StoreError> {
+        let mut set = Cmd::new();
+        set.arg("SET").arg(key).arg(value);
+        self.query(&set).await.map(drop)
+    }
+}
+
+fn refusal(unfit: Value) -> StoreError {
+    let mut parts = list(unfit).unwrap_or_default().into_iter().map(text);
+    StoreError::Unfit { key: parts.next().unwrap_or_default(), reason: parts.next().unwrap_or_default() }
+}

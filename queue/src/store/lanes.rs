@@ -1,0 +1,277 @@
+//! A lane's life: register, extend, close; and its end by others: fence, forget.
+use redis::{Cmd, Value};
+use serde::{Deserialize, Serialize};
+
+use super::cycle::LaneHandle;
+use super::{CLOSE, Call, EXTEND, FENCE, FORGET, ORPHAN, REGISTER, Session, StoreError, list, number, text, unexpected};
+
+/// Who opens a lane.
+#[derive(Debug, Clone, Default)]
+pub struct Registration {
+    /// `hostname-PID`: the lane's number is added.
+    pub process: String,
+    /// What `quiet` is named by: the pod's uid, else the process.
+    pub control: String,
+    /// The `JobQueue` this worker belongs to.
+    pub jobqueue_uid: String,
+    /// The pod this worker runs in.
+    pub pod_uid: String,
+    /// When the process started, by this node's clock: milliseconds since the epoch.
+    pub started_ms: u64,
+    /// How long the heartbeat lives.
+    pub ttl_ms: u64,
+}
+
+/// The lists of a lane as its record names them: a reaper may have another configuration.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RecordedLists {
+    /// The queue's name.
+    pub name: String,
+    /// The queue's key.
+    pub queue: String,
+    /// All of the lane's lists for it.
+    pub lists: Vec<String>,
+}
+
+/// What a lane's record says.
+#[derive(Debug, Clone, Default)]
+pub struct LaneRecord {
+    /// It has its lease.
+    pub leased: bool,
+    /// A suspect ran alone in its process.
+    pub alone: bool,
+    /// Why it was fenced.
+    pub fenced: String,
+    /// See [`Registration`].
+    pub pod_uid: String,
+    /// See [`Registration`].
+    pub jobqueue_uid: String,
+    /// See [`Registration`].
+    pub started_ms: u64,
+    /// See [`Registration`].
+    pub process: String,
+    /// The `quiet` word its process has obeyed.
+    pub quiet: String,
+    /// Jobs held after the last cycle.
+    pub held: u64,
+    /// Breaker states of its process.
+    pub breakers: String,
+    /// Its lists.
+    pub lists: Vec<RecordedLists>,
+}
+
+/// What came of a fence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fenced {
+    /// It has no lease any more.
+    Fenced,
+    /// It has a heartbeat.
+    Alive,
+    /// There is no such lane.
+    Gone,
+}
+
+impl Session {
+    /// Opens a lane under a number that was never used before.
+    pub async fn register(&mut self, who: &Registration) -> Result<LaneHandle, StoreError> {
+        loop {
+            let mut incr = Cmd::new();
+            incr.arg("INCR").arg(self.keys.lane_seq());
+            let number = number(&self.query(&incr).await?).ok_or_else(|| unexpected("lane_seq"))?;
+            let id = format!("{}-{number}", who.process);
+            let token = uuid::Uuid::new_v4().simple().to_string();
+            if let Some(handle) = self.register_as(who, id, token).await? {
+                return Ok(handle);
+            }
+        }
+    }
+
+    async fn register_as(
+        &mut self,
+        who: &Registration,
+        id: String,
+        token: String,
+    ) -> Result<Option<LaneHandle>, StoreError> {
+        let lists = self.keys.lists(&id);
+        let recorded: Vec<RecordedLists> = (self.keys.queues.iter().zip(&lists))
+            .map(|(queue, lists)| RecordedLists {
+                name: queue.name.clone(),
+                queue: queue.queue.clone(),
+                lists: vec![lists.held.clone(), lists.parked.clone(), lists.parked_suspects.clone()],
+            })
+            .collect();
+        let mut call = Call::new(vec![self.keys.record(&id), self.keys.heartbeat(&id), self.keys.lanes()]);
+        for list in recorded.iter().flat_map(|queue| &queue.lists) {
+            call.key(list);
+        }
+        call.arg(&id).arg(&token).arg(who.ttl_ms);
+        call.arg("process").arg(&who.process).arg("pod").arg(&who.pod_uid);
+        call.arg("jobqueue").arg(&who.jobqueue_uid).arg("start").arg(who.started_ms);
+        let recorded = serde_json::to_string(&recorded).map_err(|error| unexpected(&error.to_string()))?;
+        call.arg("lists").arg(recorded);
+        let reply = list(self.eval(&REGISTER, &call).await?)?;
+        let [ok, time @ ..] = reply.as_slice() else { return Err(unexpected("register")) };
+        if number(ok) != Some(1) {
+            return Ok(None);
+        }
+        if let [seconds, micros] = time {
+            self.saw_time(seconds, micros);
+        }
+        let mut keys = vec![
+            self.keys.record(&id),
+            self.keys.paused(),
+            self.keys.quiet(&who.control),
+            self.keys.counters(),
+            self.keys.completed(),
+        ];
+        for (queue, lists) in self.keys.queues.iter().zip(&lists) {
+            keys.extend([queue.queue.clone(), queue.suspects.clone()]);
+            keys.extend([lists.held.clone(), lists.parked.clone(), lists.parked_suspects.clone()]);
+        }
+        Ok(Some(LaneHandle { id, token, lists, counters: self.keys.counters(), keys }))
+    }
+
+    /// Renews the heartbeats of a process' lanes: (lane, oldest job in flight). Answers who still has its lease.
+    pub async fn extend(
+        &mut self,
+        lanes: &[(&LaneHandle, &[u8])],
+        ttl_ms: u64,
+        breakers: &str,
+    ) -> Result<Vec<bool>, StoreError> {
+        let mut keys = vec![self.keys.lanes()];
+        for (lane, _) in lanes {
+            keys.extend([self.keys.record(&lane.id), self.keys.heartbeat(&lane.id)]);
+        }
+        let mut call = Call::new(keys);
+        call.arg(ttl_ms).arg(breakers);
+        for (lane, oldest) in lanes {
+            call.arg(&lane.id).arg(&lane.token).arg(*oldest);
+        }
+        let reply = list(self.eval(&EXTEND, &call).await?)?;
+        let [seconds, micros, held @ ..] = reply.as_slice() else { return Err(unexpected("extend")) };
+        self.saw_time(seconds, micros);
+        Ok(held.iter().map(|held| number(held) == Some(1)).collect())
+    }
+
+    /// Closes a drained lane. `cut_off`: a parked fetch never answered and may still deliver.
+    pub async fn close(&mut self, lane: &LaneHandle, cut_off: bool) -> Result<bool, StoreError> {
+        let mut keys = vec![
+            self.keys.record(&lane.id),
+            self.keys.heartbeat(&lane.id),
+            self.keys.lanes(),
+            self.keys.reaping(),
+        ];
+        for lists in &lane.lists {
+            keys.extend([lists.held.clone(), lists.parked.clone(), lists.parked_suspects.clone()]);
+        }
+        let mut call = Call::new(keys);
+        call.arg(&lane.id).arg(&lane.token).arg(if cut_off { "1" } else { "" });
+        Ok(number(&self.eval(&CLOSE, &call).await?) == Some(1))
+    }
+
+    /// Takes a lane's lease away, if its heartbeat is gone or its process is `certain`ly dead.
+    pub async fn fence(&mut self, lane: &str, certain: bool, cause: &str) -> Result<Fenced, StoreError> {
+        let mut call = Call::new(vec![
+            self.keys.record(lane),
+            self.keys.heartbeat(lane),
+            self.keys.lanes(),
+            self.keys.reaping(),
+        ]);
+        call.arg(lane).arg(if certain { "certain" } else { "expired" }).arg(cause);
+        match text(self.eval(&FENCE, &call).await?).as_str() {
+            "FENCED" => Ok(Fenced::Fenced),
+            "ALIVE" => Ok(Fenced::Alive),
+            "GONE" => Ok(Fenced::Gone),
+            other => Err(unexpected(other)),
+        }
+    }
+
+    /// Forgets a fenced lane once its lists have been empty for `empty_ms`.
+    pub async fn forget(&mut self, lane: &str, record: &LaneRecord, empty_ms: u64) -> Result<bool, StoreError> {
+        let mut keys = vec![self.keys.record(lane), self.keys.reaping()];
+        keys.extend(record.lists.iter().flat_map(|queue| queue.lists.clone()));
+        let mut call = Call::new(keys);
+        call.arg(lane).arg(empty_ms);
+        Ok(number(&self.eval(&FORGET, &call).await?) == Some(1))
+    }
+
+    /// Takes charge of lists that no lane claims; `false` when one does after all.
+    pub async fn orphan(&mut self, lane: &str, lists: &[RecordedLists]) -> Result<bool, StoreError> {
+        let mut call =
+            Call::new(vec![self.keys.record(lane), self.keys.heartbeat(lane), self.keys.reaping()]);
+        let lists = serde_json::to_string(lists).map_err(|error| unexpected(&error.to_string()))?;
+        call.arg(lane).arg(lists);
+        Ok(number(&self.eval(&ORPHAN, &call).await?) == Some(1))
+    }
+
+    /// Reads Redis' clock.
+    pub async fn time(&mut self) -> Result<(), StoreError> {
+        let mut time = Cmd::new();
+        time.arg("TIME");
+        match list(self.query(&time).await?)?.as_slice() {
+            [seconds, micros] => {
+                self.saw_time(seconds, micros);
+                Ok(())
+            }
+            _ => Err(unexpected("TIME")),
+        }
+    }
+
+    /// A lane's record; `None` when there is none.
+    pub async fn lane(&mut self, lane: &str) -> Result<Option<LaneRecord>, StoreError> {
+        let mut get = Cmd::new();
+        get.arg("HGETALL").arg(self.keys.record(lane));
+        let fields = list(self.query(&get).await?)?;
+        if fields.is_empty() {
+            return Ok(None);
+        }
+        let mut record = LaneRecord::default();
+        let mut fields = fields.into_iter();
+        while let (Some(name), Some(value)) = (fields.next(), fields.next()) {
+            let value = text(value);
+            match text(name).as_str() {
+                "token" => record.leased = true,
+                "alone" => record.alone = value == "1",
+                "fenced" => record.fenced = value,
+                "pod" => record.pod_uid = value,
+                "jobqueue" => record.jobqueue_uid = value,
+                "start" => record.started_ms = value.parse().unwrap_or(0),
+                "process" => record.process = value,
+                "quiet" => record.quiet = value,
+                "held" => record.held = value.parse().unwrap_or(0),
+                "breakers" => record.breakers = value,
+                "lists" => record.lists = serde_json::from_str(&value).unwrap_or_default(),
+                _ => {}
+            }
+        }
+        Ok(Some(record))
+    }
+
+    /// Up to a page of lanes whose lease has expired by Redis' clock.
+    pub async fn expired(&mut self, now_ms: u64, count: usize) -> Result<Vec<String>, StoreError> {
+        let mut get = Cmd::new();
+        get.arg("ZRANGEBYSCORE").arg(self.keys.lanes()).arg("-inf").arg(now_ms).arg("LIMIT").arg(0).arg(count);
+        Ok(list(self.query(&get).await?)?.into_iter().map(text).collect())
+    }
+
+    /// Up to `count` lanes, from `offset`, in the order of their lease's expiry.
+    pub async fn lanes(&mut self, offset: usize, count: usize) -> Result<Vec<String>, StoreError> {
+        let mut get = Cmd::new();
+        get.arg("ZRANGE").arg(self.keys.lanes()).arg(offset).arg(offset + count.saturating_sub(1));
+        Ok(list(self.query(&get).await?)?.into_iter().map(text).collect())
+    }
+
+    /// Up to `count` fenced lanes, the longest fenced first.
+    pub async fn reaping(&mut self, count: usize) -> Result<Vec<String>, StoreError> {
+        let mut get = Cmd::new();
+        get.arg("ZRANGE").arg(self.keys.reaping()).arg(0).arg(count.saturating_sub(1));
+        Ok(list(self.query(&get).await?)?.into_iter().map(text).collect())
+    }
+
+    /// Whether a lane's heartbeat stands (one without a TTL does not count), and Redis' clock.
+    pub async fn heartbeat(&mut self, lane: &str) -> Result<bool, StoreError> {
+        let mut get = Cmd::new();
+        get.arg("PTTL").arg(self.keys.heartbeat(lane));
+        Ok(matches!(self.query(&get).await?, Value::Int(left) if left > 0))
+    }
+}
