@@ -56,8 +56,10 @@ for queue = 1, queues do
   for which = PARKED, PARKED_SUSPECTS do
     local word, parked = ARGV[at + which - 2], key_of(queue, which)
     if word == '1' then
-      -- BLMOVE first, here second: between them the job was in `parked`, which is ours as well.
-      redis.call('LMOVE', parked, key_of(queue, HELD), 'LEFT', 'RIGHT')
+      -- More than the one we know of: a connection that Redis had not missed yet left another. Say it all again.
+      local arrived = redis.call('LRANGE', parked, 0, 9)
+      for _, job in ipairs(arrived) do redis.call('RPUSH', key_of(queue, HELD), job) end
+      redis.call('LTRIM', parked, #arrived, -1)
     elseif word == 'r' then
       release(parked, key_of(queue, which == PARKED and QUEUE or SUSPECTS))
     elseif word == '0' then

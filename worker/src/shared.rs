@@ -1,0 +1,166 @@
+//! What the lanes of one process share.
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use jobqueue::breaker::{self, Breaker};
+use jobqueue::protocol::Protocol;
+use jobqueue::store::{LaneHandle, Registration};
+use tokio::sync::Notify;
+
+use crate::handler::Handler;
+use crate::health::Readiness;
+use crate::metrics::{Metrics, QueueMetrics};
+use crate::slots::Slots;
+use crate::traces::Tracer;
+
+/// How lanes work.
+#[derive(Debug, Clone)]
+pub struct LaneSettings {
+    /// How long a heartbeat lives.
+    pub ttl: Duration,
+    /// How long a fetch stays parked.
+    pub park_timeout: Duration,
+    /// Entries the completed list keeps.
+    pub completed_max: Option<u64>,
+    /// Jobs one lane holds at most.
+    pub capacity: usize,
+    /// From the first signal to the release of what still runs.
+    pub drain_timeout: Duration,
+    /// Between two tries to reach Redis, at most: lanes must be back before a reaper may look at them.
+    pub longest_backoff: Duration,
+}
+
+/// What the lanes of one process share.
+pub struct Shared {
+    /// The wire format.
+    pub protocol: Arc<dyn Protocol>,
+    /// What runs a job.
+    pub handler: Handler,
+    /// How many may run.
+    pub slots: Slots,
+    /// One a queue.
+    pub breakers: Vec<Mutex<Breaker>>,
+    /// One a queue.
+    pub queue_metrics: Vec<Arc<QueueMetrics>>,
+    /// All of them.
+    pub metrics: Arc<Metrics>,
+    /// Spans.
+    pub tracer: Tracer,
+    /// How lanes work.
+    pub settings: LaneSettings,
+    /// Who this process is.
+    pub registration: Registration,
+    /// For `/readyz`.
+    pub readiness: Readiness,
+    /// Wakes lanes that have nothing to do: there is more than one of them can take.
+    pub wake: Notify,
+    /// One a lane: it has obeyed `quiet` and holds nothing.
+    pub drained: Vec<AtomicBool>,
+}
+
+impl Shared {
+    /// The breaker of a queue.
+    pub fn breaker(&self, queue: usize) -> std::sync::MutexGuard<'_, Breaker> {
+        self.breakers[queue].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The states of all breakers as records hold them: `high=open low=closed`; "" while all are closed.
+    pub fn breaker_states(&self, names: &[String]) -> String {
+        let now = Instant::now();
+        let states: Vec<_> = (0..self.breakers.len()).map(|queue| self.breaker(queue).state(now)).collect();
+        let words: Vec<_> = names.iter().zip(&states).map(|(name, state)| format!("{name}={}", state.as_str())).collect();
+        words.join(" ")
+    }
+
+    /// A run of a job of this queue ended: counts for its breaker.
+    pub fn sampled(&self, queue: usize, ok: bool) {
+        let now = Instant::now();
+        let mut breaker = self.breaker(queue);
+        if breaker.record(ok, now) {
+            let state = breaker.state(now);
+            drop(breaker);
+            self.breaker_changed(queue, state);
+        }
+    }
+
+    /// Says that a breaker changed.
+    pub fn breaker_changed(&self, queue: usize, state: breaker::State) {
+        self.queue_metrics[queue].breaker_is(state);
+        let name = self.queue_metrics[queue].name();
+        match state {
+            breaker::State::Open => tracing::warn!(queue = name, value = "open", "Breaker opened"),
+            state => tracing::info!(queue = name, value = state.as_str(), "Breaker changed"),
+        }
+    }
+}
+
+/// What the heartbeat task knows of one lane.
+#[derive(Debug)]
+pub struct Beat {
+    born: Instant,
+    ticked_ms: AtomicU64,
+    renewed_ms: AtomicU64,
+    state: Mutex<(Option<LaneHandle>, Bytes)>,
+}
+
+impl Beat {
+    /// Of a lane that does not exist yet.
+    pub fn new() -> Self {
+        Self {
+            born: Instant::now(),
+            ticked_ms: AtomicU64::new(0),
+            renewed_ms: AtomicU64::new(0),
+            state: Mutex::new((None, Bytes::new())),
+        }
+    }
+
+    fn now_ms(&self) -> u64 {
+        u64::try_from(self.born.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// The lane's loop goes round.
+    pub fn tick(&self) {
+        self.ticked_ms.store(self.now_ms(), Ordering::Relaxed);
+    }
+
+    /// Since its last tick.
+    pub fn silent_for(&self) -> Duration {
+        Duration::from_millis(self.now_ms().saturating_sub(self.ticked_ms.load(Ordering::Relaxed)))
+    }
+
+    /// The heartbeat was renewed at `asked`.
+    pub fn renewed(&self, asked: Instant) {
+        let ms = u64::try_from(asked.saturating_duration_since(self.born).as_millis()).unwrap_or(0);
+        self.renewed_ms.fetch_max(ms, Ordering::Relaxed);
+    }
+
+    /// How much of the lease is left, at least.
+    pub fn lease_left(&self, ttl: Duration) -> Duration {
+        let age = self.now_ms().saturating_sub(self.renewed_ms.load(Ordering::Relaxed));
+        ttl.saturating_sub(Duration::from_millis(age))
+    }
+
+    /// The lane has registered, or is closed.
+    pub fn set_lane(&self, lane: Option<LaneHandle>) {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).0 = lane;
+    }
+
+    /// The oldest job it holds.
+    pub fn set_oldest(&self, oldest: Bytes) {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).1 = oldest;
+    }
+
+    /// The lane and its oldest job.
+    pub fn lane(&self) -> Option<(LaneHandle, Bytes)> {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.0.clone().map(|lane| (lane, state.1.clone()))
+    }
+}
+
+impl Default for Beat {
+    fn default() -> Self {
+        Self::new()
+    }
+}

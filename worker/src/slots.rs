@@ -1,0 +1,91 @@
+//! The slots of a process, shared by its lanes: how many jobs may run at once, counted in weights.
+//!
+//! A job whose process has died n times while it held the job weighs 2^n slots, at most all of them. So of such
+//! suspects at most count/2^n run at once, and one that has seen enough deaths runs alone in its process: only
+//! then can it be blamed for the next. No other rule is needed to tell one crasher from the jobs beside it.
+use std::sync::Arc;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// Slots taken; given back when dropped.
+pub type Permit = OwnedSemaphorePermit;
+
+/// The slots of a process.
+#[derive(Debug, Clone)]
+pub struct Slots {
+    free: Arc<Semaphore>,
+    total: u32,
+}
+
+impl Slots {
+    /// `total` free slots.
+    pub fn new(total: u32) -> Self {
+        Self { free: Arc::new(Semaphore::new(total as usize)), total }
+    }
+
+    /// How many there are.
+    pub fn total(&self) -> u32 {
+        self.total
+    }
+
+    /// How many are free now.
+    pub fn free(&self) -> usize {
+        self.free.available_permits()
+    }
+
+    /// How many slots a job takes.
+    pub fn weight(&self, deaths: u32) -> u32 {
+        1u32.checked_shl(deaths).unwrap_or(u32::MAX).min(self.total)
+    }
+
+    /// Whether a job runs alone in this process.
+    pub fn is_alone(&self, deaths: u32) -> bool {
+        deaths > 0 && self.weight(deaths) == self.total
+    }
+
+    /// Up to `wanted` slots that are free now; `None` when there is none.
+    pub fn take(&self, wanted: usize) -> Option<Permit> {
+        let mut wanted = u32::try_from(wanted.min(self.free())).unwrap_or(u32::MAX);
+        while wanted > 0 {
+            if let Ok(permit) = Arc::clone(&self.free).try_acquire_many_owned(wanted) {
+                return Some(permit);
+            }
+            // Another lane was faster.
+            wanted = wanted.min(u32::try_from(self.free()).unwrap_or(u32::MAX)).min(wanted.saturating_sub(1));
+        }
+        None
+    }
+
+    /// Waits for this many slots: first come, first served, so a heavy job is not starved by light ones.
+    pub async fn acquire(&self, weight: u32) -> Option<Permit> {
+        Arc::clone(&self.free).acquire_many_owned(weight).await.ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn suspects_are_halved_with_each_death_until_one_runs_alone() {
+        let slots = Slots::new(100);
+        let at_once: Vec<u32> = (0..9).map(|deaths| 100 / slots.weight(deaths)).collect();
+        assert_eq!(at_once, [100, 50, 25, 12, 6, 3, 1, 1, 1]);
+        assert!(!slots.is_alone(6), "64 slots leave room for others");
+        assert!(slots.is_alone(7));
+        assert!(slots.is_alone(200), "no overflow");
+        assert!(!Slots::new(1).is_alone(0), "not a suspect");
+        assert!(Slots::new(1).is_alone(1));
+    }
+
+    #[test]
+    fn takes_what_is_free() {
+        let slots = Slots::new(3);
+        let two = slots.take(2).unwrap();
+        let one = slots.take(5).unwrap();
+        assert_eq!((two.num_permits(), one.num_permits()), (2, 1));
+        assert!(slots.take(1).is_none());
+        drop(two);
+        assert_eq!(slots.free(), 2);
+    }
+}
