@@ -30,6 +30,9 @@ pub use secret::{Secret, Url};
 pub use worker::{Backoff, Command, Handler, HandlerKind, Http, Reaper, Simulate, Worker};
 
 /// Everything that can be configured, resolved.
+///
+/// Deserializing reads back what was serialized; what a person wrote goes through [`Config::load`] or
+/// [`Config::from_value`], which derive the key names and check the rules.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
@@ -308,7 +311,8 @@ pub struct Sidekiq {
     /// What Sidekiq's own keys begin with, for applications that use `redis-namespace`: `app` means
     /// `app:queue:default`.
     pub namespace: String,
-    /// How long a failed job waits.
+    /// How long a failed job waits. `sidekiq`: Sidekiq's own formula, `count^4 + 15` seconds and jitter.
+    /// `exponential`: doubling from `worker.backoff.base` to `worker.backoff.max`, with jitter.
     pub retry: SidekiqRetry,
 }
 

@@ -55,8 +55,9 @@ pub(super) fn key(path: &str) -> Option<&'static Key> {
     all().iter().map(|accepted| &accepted.key).find(|key| key.path == path)
 }
 
-/// Replaces the accepted keys of a checked tree by ours, and says so.
-pub(super) fn apply(tree: &mut Value, notes: &mut Vec<Note>) {
+/// Replaces the accepted keys of a checked tree by ours, and says so. Returns which of ours was set by which.
+pub(super) fn apply(tree: &mut Value, notes: &mut Vec<Note>) -> Vec<(String, String)> {
+    let mut set_by = Vec::new();
     let mut sidecar = false;
     let mut retry = false;
     for Accepted { key, fate } in all() {
@@ -75,6 +76,7 @@ pub(super) fn apply(tree: &mut Value, notes: &mut Vec<Note>) {
                     _ => value,
                 };
                 set(tree, ours, value);
+                set_by.push(((*ours).to_owned(), key.path.clone()));
                 notes.push(Note::new(&key.path, format!("is read as {ours}")));
             }
         }
@@ -91,4 +93,5 @@ pub(super) fn apply(tree: &mut Value, notes: &mut Vec<Note>) {
     if retry && get(tree, "sidekiq.retry").is_none() {
         set(tree, "sidekiq.retry", "exponential".into());
     }
+    set_by
 }

@@ -78,6 +78,10 @@ impl Keys {
 
     /// The known path that a mistyped one probably means.
     pub(super) fn nearest(&self, path: &str) -> Option<&str> {
+        // No key is that long, and comparing takes the product of both lengths.
+        if path.len() > 100 {
+            return None;
+        }
         // Three edits mend a swapped pair and a missing letter; in a short word they would mend anything.
         let limit = (path.len() / 3).min(3);
         let sections = self.sections.iter().map(|(section, _)| section.as_str()).skip(1);
@@ -163,7 +167,7 @@ impl Kind {
     }
 
     /// A variable's text as a value of this kind; what does not convert stays text, for [`Kind::check`].
-    pub(super) fn from_env(&self, text: &str) -> Value {
+    pub(super) fn read(&self, text: &str) -> Value {
         let text = text.trim();
         let converted = match self {
             Self::Integer(..) | Self::IntegerMap(..) => text.parse::<i64>().ok().map(Value::from),
@@ -231,7 +235,8 @@ pub(super) fn shown_unknown(path: &str, meant: Option<&str>, value: &Value) -> S
     let secret = meant.and_then(|meant| known().leaf(meant)).is_some_and(|key| key.kind == Kind::Secret);
     let name = path.rsplit('.').next().unwrap_or(path);
     match value {
-        Value::String(_) | Value::Number(_) if secret || looks_secret(name) => MASK.into(),
+        Value::Object(_) => show(value),
+        _ if secret || looks_secret(name) => MASK.into(),
         _ => show(&mask_urls(value)),
     }
 }

@@ -7,6 +7,7 @@ use super::keys::{self, Kind, env_name, get, join, known, set, shown_unknown, ta
 use super::problem::{Note, Problem, Problems};
 use super::{Config, Protocol, accepted, validate};
 use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::Path;
 
@@ -104,6 +105,8 @@ fn parse(text: &str) -> Result<Value, String> {
 struct Loading {
     problems: Vec<Problem>,
     notes: Vec<Note>,
+    /// The variable or accepted key that set a key, so that a violated rule can name what was written.
+    set_by: BTreeMap<String, String>,
 }
 
 impl Loading {
@@ -115,12 +118,18 @@ impl Loading {
         let mut tree = self.checked("", tree).unwrap_or_else(|| json!({}));
         let variables = self.variables(env);
         self.overlay(&mut tree, &variables);
-        accepted::apply(&mut tree, &mut self.notes);
+        self.set_by.extend(accepted::apply(&mut tree, &mut self.notes));
         resolve(&mut tree);
         self.overlay_entries(&mut tree, &variables);
         match serde_json::from_value::<Config>(tree) {
             Ok(config) => {
+                let named = self.problems.len();
                 validate::rules(&config, &mut self.problems, &mut self.notes);
+                for problem in &mut self.problems[named..] {
+                    if let Some(setter) = self.set_by.get(&problem.key) {
+                        problem.rule = format!("{} (set by {setter})", problem.rule);
+                    }
+                }
                 if self.problems.is_empty() {
                     return Ok(Loaded { config, notes: self.notes });
                 }
@@ -210,8 +219,11 @@ impl Loading {
                 name => plain_path(name),
             };
             let Some(key) = path.and_then(|path| known().leaf(path)) else { continue };
-            match key.kind.check(key.kind.from_env(text)) {
-                Ok(value) => set(tree, &key.path, value),
+            match key.kind.check(key.kind.read(text)) {
+                Ok(value) => {
+                    set(tree, &key.path, value);
+                    self.set_by.insert(key.path.clone(), name.clone());
+                }
                 Err(rule) => {
                     let shown = key.shown(&text.as_str().into());
                     self.reject(&key.path, shown, format!("{rule} (set by {name})"));
@@ -250,20 +262,27 @@ impl Loading {
             for (variable, text) in variables {
                 let Some(suffix) = variable.strip_prefix(&format!("{}_", key.env())) else { continue };
                 let present = get(tree, &key.path).and_then(Value::as_object);
-                let mut names = present.into_iter().flat_map(Map::keys).chain(&priorities);
-                let Some(name) = names.find(|name| env_name(name) == suffix).cloned() else {
+                let names: Vec<&String> =
+                    present.into_iter().flat_map(Map::keys).chain(&priorities).collect();
+                // `a_b` and `a-b` have one variable; it means the name that is spelled like it.
+                let spelled = names.iter().find(|name| name.to_uppercase() == *suffix);
+                let meant = spelled.or_else(|| names.iter().find(|name| env_name(name) == suffix));
+                let Some(name) = meant.map(|name| (*name).clone()) else {
                     let text = format!("is ignored: {} is not in worker.priorities", suffix.to_lowercase());
                     self.notes.push(Note::new(variable, text));
                     continue;
                 };
-                match each.check(each.from_env(text)) {
-                    // Not by dotted path: the name of a queue may contain dots.
-                    Ok(value) => match keys::get_mut(tree, &key.path) {
-                        Some(Value::Object(entries)) => {
-                            entries.insert(name, value);
+                match each.check(each.read(text)) {
+                    Ok(value) => {
+                        self.set_by.insert(join(&key.path, &name), variable.clone());
+                        // Not by dotted path: the name of a queue may contain dots.
+                        match keys::get_mut(tree, &key.path) {
+                            Some(Value::Object(entries)) => {
+                                entries.insert(name, value);
+                            }
+                            _ => set(tree, &key.path, json!({ name: value })),
                         }
-                        _ => set(tree, &key.path, json!({ name: value })),
-                    },
+                    }
                     Err(rule) => {
                         let shown = key.shown(&text.as_str().into());
                         self.reject(&join(&key.path, &name), shown, format!("{rule} (set by {variable})"));

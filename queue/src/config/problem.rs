@@ -14,7 +14,8 @@ pub struct Problem {
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} = {}: {}", self.key, self.value, self.rule)
+        // An unknown key is whatever stood in the file; it must not end the line.
+        write!(f, "{} = {}: {}", self.key.escape_debug(), self.value, self.rule)
     }
 }
 

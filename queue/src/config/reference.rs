@@ -58,7 +58,7 @@ pub fn reference_markdown() -> String {
         text.push_str("| key | variable | type | default | meaning |\n|---|---|---|---|---|\n");
         for key in rows {
             let variable = match key.kind {
-                Kind::TextMap | Kind::IntegerMap(..) => format!("{}_NAME", key.env()),
+                Kind::TextMap | Kind::IntegerMap(..) => format!("{}_<NAME>", key.env()),
                 _ => key.env(),
             };
             let default = shown_default(get(&defaults, &key.path).unwrap_or(&Value::Null));
@@ -86,7 +86,9 @@ pub fn reference_markdown() -> String {
         };
         write_line(&mut text, format_args!("| `{}` | {fate} |", accepted.key.path));
     }
-    text.push_str("| a list in `worker.queues` | read as `worker.priorities` |\n");
+    text.push_str(
+        "| a list in `worker.queues`, the variable `WORKER_QUEUES` | read as `worker.priorities` |\n",
+    );
     text.push_str("| the variable `JOB_SIMULATION_DURATION` | read as `worker.handler.simulate.base` |\n");
     text
 }

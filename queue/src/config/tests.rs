@@ -253,6 +253,16 @@ mod environment {
     }
 
     #[test]
+    fn the_variable_of_an_entry_means_the_name_that_is_spelled_like_it() {
+        let queues = [("WORKER_QUEUES_A_B", "k"), ("WORKER_PRIORITIES", "a-b,a_b")];
+        let error = Config::load(None, vars(&queues)).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            r#"worker.priorities = "a-b": has no entry in worker.queues.a-b (set by WORKER_PRIORITIES)"#
+        );
+    }
+
+    #[test]
     fn the_variable_of_a_queue_that_does_not_exist_is_noted_and_ignored() {
         let loaded = from_env(&[("WORKER_QUEUES_SERVICE_HOST", "10.0.0.1")]);
         assert_eq!(loaded.config, Config::default());
@@ -414,6 +424,16 @@ retry: {max_attempts: 25, base_delay: 15s, max_delay: 24h}
     }
 
     #[test]
+    fn a_violated_rule_names_the_key_that_was_written() {
+        assert_eq!(
+            problems("retry: {base_delay: 15s}"),
+            ["worker.backoff.base = 15s: must be at most worker.backoff.max, 10s (set by retry.base_delay)"]
+        );
+        let error = Config::load(None, vars(&[("WORKER_LANES", "17")])).unwrap_err().to_string();
+        assert_eq!(error, "worker.lanes = 17: must be at most worker.count, 16 (set by WORKER_LANES)");
+    }
+
+    #[test]
     fn accepted_keys_are_checked_and_have_variables() {
         assert_eq!(problems("sidecar: {timeout: soon}").len(), 1);
         assert_eq!(problems("sidecar: {tiemout: 1s}"), [r#"sidecar.tiemout = "1s": unknown key"#]);
@@ -473,6 +493,11 @@ api: 8080
     }
 
     #[test]
+    fn a_problem_is_one_line() {
+        assert_eq!(problems("\"a\\nb\": \"c\\nd\"").len(), 1);
+    }
+
+    #[test]
     fn zero_is_a_duration_without_a_unit() {
         assert_eq!(yaml("worker: {backoff: {base: 0}}").worker.backoff.base, Duration::ZERO);
     }
@@ -492,10 +517,17 @@ worker: {handler: {command: {argv: [run, 'http://me:hunter2@host']}, http: {url:
         let config = yaml(TEXT);
         assert_eq!(config.redis.password.expose(), "hunter2");
         assert_eq!(config.redis.url.to_string(), "redis://app:***@host");
-        let debug = format!("{:?}", config.redis);
+        let debug = format!("{config:?}");
         for view in [debug, config.masked().to_string(), config.to_yaml_masked()] {
             assert!(!view.contains("hunter2") && view.contains("***"), "{view}");
         }
+    }
+
+    #[test]
+    fn the_masked_document_reads_back() {
+        let text = Config::default().to_yaml_masked();
+        assert_eq!(yaml(&text), Config::default(), "{text}");
+        assert!(text.contains("\n  heartbeat_ttl: 30s\n"), "{text}");
     }
 
     #[test]
@@ -511,6 +543,7 @@ worker: {handler: {command: {argv: [run, 'http://me:hunter2@host']}, http: {url:
             "redis: {passwrod: '12345'}",
             "redis: {passwrod: 12345}",
             "redis: {my_secret: '12345'}",
+            "redis: {my_secrets: ['12345']}",
             "redis: {password: {a: '12345'}}",
             "redis: {url: 'http://:12345@host'}",
             "redis: {uri: 'redis://:12345@host'}",
@@ -637,6 +670,12 @@ rules! {
         "redis: {db: -1}" => "redis.db = -1: must be at least 0";
     redis_cluster_has_one_database:
         "redis: {db: 1, cluster: true}" => "redis.db = 1: must be 0 with Redis Cluster";
+    redis_cluster_has_one_database_in_its_url_too:
+        "redis: {url: 'redis://node:7000/1', cluster: true}" =>
+        r#"redis.url = "redis://node:7000/1": must not name a database with Redis Cluster"#;
+    sentinel_finds_the_address_instead_of_a_url:
+        "redis: {url: 'redis://node', sentinel: {master: main, addrs: ['a:1']}}" =>
+        r#"redis.url = "redis://node": must be empty when redis.sentinel.master is set"#;
     redis_has_one_source_of_the_password:
         "redis: {password: a, password_file: /b}" =>
         r#"redis.password_file = "/b": must be empty when redis.password is set"#;

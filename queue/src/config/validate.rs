@@ -282,6 +282,16 @@ fn redis(config: &Config, rules: &mut Rules) {
         redis.db,
         "must be 0 with Redis Cluster",
     );
+    let database = redis.url.expose().split_once("://").and_then(|(_, rest)| rest.rsplit_once('/'));
+    let plain = database.is_none_or(|(_, database)| database.is_empty() || database == "0");
+    let rule = "must not name a database with Redis Cluster";
+    rules.require(!redis.cluster || plain, &["redis.url", cluster], quoted(redis.url.expose()), rule);
+    rules.require(
+        redis.url.is_empty() || master.is_empty(),
+        &["redis.url", "redis.sentinel.master"],
+        quoted(redis.url.expose()),
+        "must be empty when redis.sentinel.master is set",
+    );
     let sidekiq = config.protocol == Protocol::Sidekiq;
     let rule = "cannot be combined with protocol sidekiq: Sidekiq's own client cannot use Redis Cluster";
     rules.require(!redis.cluster || !sidekiq, &[cluster, "protocol"], "true", rule);

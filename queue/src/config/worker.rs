@@ -1,8 +1,10 @@
 //! How jobs are fetched, run, retried and rescued.
+use super::secret::mask_url;
 use super::{Duration, Url};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::fmt;
 
 /// How jobs are fetched, run, retried and rescued.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -220,7 +222,7 @@ impl Default for Http {
 }
 
 /// Runs a program per job.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Command {
     /// The program and its arguments; the job is its standard input. Exit 0 is done, 75 is retry later,
@@ -233,6 +235,14 @@ pub struct Command {
 impl Default for Command {
     fn default() -> Self {
         Self { argv: Vec::new(), timeout: Duration::from_secs(60) }
+    }
+}
+
+impl fmt::Debug for Command {
+    /// Arguments are where people put the URLs of their databases.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let argv: Vec<_> = self.argv.iter().map(|argument| mask_url(argument)).collect();
+        f.debug_struct("Command").field("argv", &argv).field("timeout", &self.timeout).finish()
     }
 }
 
