@@ -1,0 +1,92 @@
+//! How Redis is reached.
+use super::{Duration, Secret, Url};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// How Redis is reached.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Redis {
+    /// `redis://`, `rediss://` (TLS), `unix://` or `redis+unix://`; what it says wins over `addr`,
+    /// `username`, `password` and `db`.
+    pub url: Url,
+    /// Host and port.
+    pub addr: String,
+    /// The ACL user; empty is Redis' default user.
+    pub username: String,
+    /// The password. In Kubernetes prefer `password_file`.
+    pub password: Secret,
+    /// A file with the password, read again at every connect, so that a rotated Secret needs no restart.
+    pub password_file: String,
+    /// The number of the database; 0 with Redis Cluster.
+    #[schemars(range(min = 0, max = 65_535))]
+    pub db: u32,
+    /// Encryption of the connection.
+    pub tls: Tls,
+    /// Finds the current master through Sentinel.
+    pub sentinel: Sentinel,
+    /// `addr` is a node of a Redis Cluster.
+    pub cluster: bool,
+    /// How many replicas must have a job before its enqueueing is acknowledged; 0 does not wait.
+    pub wait_replicas: u32,
+    /// How long connecting may take.
+    pub dial_timeout: Duration,
+    /// How long an answer may take, besides the time that a blocking command waits on purpose.
+    pub read_timeout: Duration,
+    /// How long sending may take.
+    pub write_timeout: Duration,
+    /// How often a call is repeated after a lost connection. Only calls that are safe to repeat are.
+    #[schemars(range(min = 0, max = 100))]
+    pub max_retries: u32,
+}
+
+impl Default for Redis {
+    fn default() -> Self {
+        Self {
+            url: Url::default(),
+            addr: "localhost:6379".into(),
+            username: String::new(),
+            password: Secret::default(),
+            password_file: String::new(),
+            db: 0,
+            tls: Tls::default(),
+            sentinel: Sentinel::default(),
+            cluster: false,
+            wait_replicas: 0,
+            dial_timeout: Duration::from_secs(5),
+            read_timeout: Duration::from_secs(3),
+            write_timeout: Duration::from_secs(3),
+            max_retries: 3,
+        }
+    }
+}
+
+/// Encryption of the connection to Redis.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Tls {
+    /// Use TLS; a `rediss://` URL does too.
+    pub enabled: bool,
+    /// PEM file with the authorities that are trusted instead of the system's.
+    pub ca_file: String,
+    /// PEM file with our certificate, for a Redis that asks for one.
+    pub cert_file: String,
+    /// PEM file with the key of `cert_file`.
+    pub key_file: String,
+    /// The name that Redis' certificate must carry, when it is not the host that is dialled.
+    pub server_name: String,
+}
+
+/// Finds the current master through Sentinel.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Sentinel {
+    /// The name of the master; empty: Sentinel is not used.
+    pub master: String,
+    /// Host and port of each Sentinel.
+    pub addrs: Vec<String>,
+    /// The ACL user at the Sentinels.
+    pub username: String,
+    /// The password at the Sentinels.
+    pub password: Secret,
+}
