@@ -1,2 +1,3 @@
 //! The worker.
 pub mod logs;
+pub mod metrics;
