@@ -1,3 +1,5 @@
 //! The worker.
+pub mod health;
 pub mod logs;
 pub mod metrics;
+pub mod server;
