@@ -3,3 +3,4 @@ pub mod health;
 pub mod logs;
 pub mod metrics;
 pub mod server;
+pub mod traces;
