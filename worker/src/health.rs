@@ -86,10 +86,12 @@ impl Readiness {
     /// What `/readyz` answers.
     pub fn report(&self) -> Report {
         let state = self.state();
-        let status = match () {
-            () if state.drained => Status::Drained,
-            () if state.waiting_for.is_empty() => Status::Ready,
-            () => Status::Waiting,
+        let status = if state.drained {
+            Status::Drained
+        } else if state.waiting_for.is_empty() {
+            Status::Ready
+        } else {
+            Status::Waiting
         };
         Report {
             status,

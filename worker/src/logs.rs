@@ -204,6 +204,10 @@ where
         }
         let mut line = Line::new(is_ours(metadata.target()));
         event.record(&mut line);
+        if line.msg.is_empty() {
+            // Some crates name their events instead; the name is a constant.
+            metadata.name().clone_into(&mut line.msg);
+        }
         (self.write)(&line.render(*metadata.level(), self.identity, self.format));
         for key in line.first_drops {
             let mut notice = Line::new(true);
@@ -382,11 +386,24 @@ fn write_json(
     msg: &str,
     fields: &[(&'static str, Value)],
 ) -> fmt::Result {
-    write!(line, r#"{{"ts":"{ts:.6}","level":"{}","msg":{}"#, level_name(level), Value::from(msg))?;
+    write!(line, r#"{{"ts":"{ts:.6}","level":"{}","msg":{}"#, level_name(level), json(&msg.into()))?;
     for (name, value) in fields {
-        write!(line, r#","{name}":{value}"#)?;
+        write!(line, r#","{name}":{}"#, json(value))?;
     }
     line.write_char('}')
+}
+
+/// JSON allows the control characters from 0x7f up as they are; a terminal obeys some of them.
+fn json(value: &Value) -> String {
+    value.to_string().chars().fold(String::new(), |mut out, c| {
+        if c.is_control() {
+            // Writing to a String does not fail.
+            let _ = write!(out, "\\u{:04x}", u32::from(c));
+        } else {
+            out.push(c);
+        }
+        out
+    })
 }
 
 fn write_text(
@@ -602,7 +619,7 @@ mod tests {
 
     #[test]
     fn control_characters_are_escaped() {
-        let forged = "a\nb\u{1b}[2J\r\u{0}";
+        let forged = "a\nb\u{1b}[2J\r\u{0}\u{7f}\u{9b}2J";
         for format in [Format::Json, Format::Text { colours: false }] {
             let lines = captured("debug", format, Identity::default(), || {
                 tracing::info!(queue = forged, "Reaped {forged}");
@@ -646,6 +663,12 @@ mod tests {
     }
 
     #[test]
+    fn an_event_without_a_message_is_called_by_its_name() {
+        let line = one(|| tracing::warn!(name: "Exporter.Failed", target: "opentelemetry", count = 1));
+        assert_eq!(line["msg"], "Exporter.Failed");
+    }
+
+    #[test]
     fn other_crates_obey_a_stricter_level() {
         let lines = captured("error", Format::Json, Identity::default(), || {
             tracing::warn!(target: "hyper::client", "Trouble");
@@ -666,6 +689,51 @@ mod tests {
         let lines: Vec<Value> = lines.iter().map(|line| serde_json::from_str(line).unwrap()).collect();
         assert_eq!((&lines[0]["namespace"], &lines[0]["worker_id"]), (&"shop".into(), &"host-1-0".into()));
         assert_eq!((&lines[1]["namespace"], &lines[1]["worker_id"]), (&"shop".into(), &"host-1-7".into()));
+    }
+
+    /// Runs one test of this file again, in a process of its own and with stderr as the shell puts it.
+    fn in_a_child(test: &str, stderr: &str) -> std::process::Output {
+        std::process::Command::new("sh")
+            .arg("-c")
+            .arg(format!(r#"exec "$0" --exact logs::tests::{test} --nocapture {stderr}"#))
+            .arg(std::env::current_exe().unwrap())
+            .env(CHILD, "1")
+            .env_remove("RUST_BACKTRACE")
+            .output()
+            .unwrap()
+    }
+
+    const CHILD: &str = "JOBQUEUE_LOGS_TEST_CHILD";
+
+    #[test]
+    fn a_panic_is_logged_by_its_place_alone() {
+        if std::env::var_os(CHILD).is_some() {
+            init("info", Some("shop")).unwrap();
+            set_worker_id("host-1-0");
+            assert_eq!(init("info", None), Err(LogError::AlreadySetUp));
+            let _ = std::panic::catch_unwind(|| panic!("quoted jane@example.org"));
+            return;
+        }
+        let output = in_a_child("a_panic_is_logged_by_its_place_alone", "");
+        assert!(output.status.success(), "{output:?}");
+        let line: Value = serde_json::from_slice(&output.stderr).unwrap();
+        assert_eq!((&line["msg"], &line["level"]), (&"Panicked".into(), &"error".into()));
+        assert_eq!((&line["namespace"], &line["worker_id"]), (&"shop".into(), &"host-1-0".into()));
+        assert!(line["error"].as_str().unwrap().starts_with("panicked at worker/src/logs.rs:"), "{line}");
+    }
+
+    #[test]
+    fn a_closed_stderr_stops_nothing() {
+        if std::env::var_os(CHILD).is_some() {
+            init("info", None).unwrap();
+            tracing::error!("Lost connection");
+            return;
+        }
+        for stderr in ["2>&-", "2>/dev/full"] {
+            let output = in_a_child("a_closed_stderr_stops_nothing", stderr);
+            let ran = String::from_utf8_lossy(&output.stdout).contains("1 passed");
+            assert!(output.status.success() && ran, "{output:?}");
+        }
     }
 
     #[test]

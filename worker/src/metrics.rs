@@ -66,9 +66,9 @@ pub struct QueueReading {
 pub struct Metrics {
     registry: Registry,
     families: QueueFamilies,
-    by_name: HashMap<String, QueueMetrics>,
+    by_name: HashMap<String, Arc<QueueMetrics>>,
     /// Made when first needed, so that a process whose queues are all known exports no `other`.
-    other: OnceLock<QueueMetrics>,
+    other: OnceLock<Arc<QueueMetrics>>,
     queue_gauges: QueueGauges,
     dead_letters_trimmed: IntCounter,
     jobs_in_flight: IntGauge,
@@ -137,8 +137,8 @@ impl Metrics {
         })
     }
 
-    /// The counters of one queue; keep the reference where jobs are counted one by one.
-    pub fn queue(&self, name: &str) -> &QueueMetrics {
+    /// The counters of one queue; keep a clone where jobs are counted one by one.
+    pub fn queue(&self, name: &str) -> &Arc<QueueMetrics> {
         self.by_name
             .get(name)
             .unwrap_or_else(|| self.other.get_or_init(|| QueueMetrics::resolve(&self.families, OTHER)))
@@ -196,9 +196,9 @@ impl Metrics {
 }
 
 impl QueueMetrics {
-    fn resolve(families: &QueueFamilies, queue: &str) -> Self {
+    fn resolve(families: &QueueFamilies, queue: &str) -> Arc<Self> {
         let of = |family: &IntCounterVec| family.with_label_values(&[queue]);
-        Self {
+        Arc::new(Self {
             produced: of(&families.produced),
             consumed: of(&families.consumed),
             completed: of(&families.completed),
@@ -212,7 +212,7 @@ impl QueueMetrics {
             processing_duration: families.processing_duration.with_label_values(&[queue]),
             wait: families.wait.with_label_values(&[queue]),
             breaker: families.breaker.with_label_values(&[queue]),
-        }
+        })
     }
 
     /// `n` jobs were pushed to the queue by this process.

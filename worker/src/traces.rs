@@ -557,12 +557,13 @@ mod tests {
         // The kernel accepts for a listener that nobody asks: a collector that never answers.
         let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = silent.local_addr().unwrap().port();
-        for endpoint in [
+        let endpoints = [
             "http://127.0.0.1:1".to_owned(),
             "grpc://127.0.0.1:1".to_owned(),
             format!("http://127.0.0.1:{port}"),
             format!("grpc://127.0.0.1:{port}"),
-        ] {
+        ];
+        let each = endpoints.map(async |endpoint| {
             let tracer = Tracer::start(&endpoint).unwrap();
             let start = Instant::now();
             for _ in 0..10_000 {
@@ -572,7 +573,8 @@ mod tests {
             let start = Instant::now();
             tracer.shutdown().await;
             assert!(start.elapsed() < FLUSH_TIMEOUT + Duration::from_secs(1), "{endpoint}");
-        }
+        });
+        futures::future::join_all(each).await;
     }
 
     #[test]
