@@ -1,1 +1,6 @@
 //! The worker.
+pub mod health;
+pub mod logs;
+pub mod metrics;
+pub mod server;
+pub mod traces;
