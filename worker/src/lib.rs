@@ -1,1 +1,2 @@
 //! The worker.
+pub mod handler;
