@@ -3,6 +3,7 @@ pub mod breaker;
 pub mod config;
 pub mod connect;
 pub mod effects;
+pub mod engine;
 pub mod job;
 pub mod keys;
 pub mod outcome;

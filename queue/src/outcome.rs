@@ -15,12 +15,7 @@ pub enum Outcome {
     /// It asked for the dead letters at once.
     Kill(Failure),
     /// The handler died while running it (request sent, connection lost): an interruption, not a failure.
-    HandlerDied {
-        /// In a word: recorded in the job.
-        cause: String,
-        /// The job ran alone in its process: nothing else can have killed the handler.
-        alone: bool,
-    },
+    HandlerDied(String),
     /// The handler could not be reached, nothing was sent: not the job's fault, no attempt is spent.
     HandlerUnavailable(String),
     /// We stopped it ourselves (shutdown, drain timeout): released, uncounted.

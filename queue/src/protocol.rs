@@ -20,6 +20,13 @@ pub struct Interruption<'a> {
     pub alone: bool,
 }
 
+impl Interruption<'_> {
+    /// The handler died while it ran the job, not our process.
+    pub const fn of_handler(alone: bool) -> Self {
+        Self { cause: "handler", outside: false, alone }
+    }
+}
+
 /// What a wire format decides. All pure: `now_ms` is Redis' clock.
 pub trait Protocol: Send + Sync + 'static {
     /// Where jobs are taken from; they are pushed at the opposite end.

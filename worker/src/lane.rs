@@ -11,6 +11,7 @@ use jobqueue::breaker;
 use jobqueue::effects::{Decision, Verdict};
 use jobqueue::job::{Job, NotAJob};
 use jobqueue::outcome::{Failure, Outcome, Reason};
+use jobqueue::protocol::Interruption;
 use jobqueue::protocol::files::COMPLETED_ENTRY_MAX;
 use jobqueue::store::{Cycle, Cycled, LaneHandle, QueueAsk, Returned, Session, Settlement, Status, StoreError};
 use tokio::sync::mpsc;
@@ -122,12 +123,13 @@ pub struct Lane {
 }
 
 impl Lane {
-    /// Registers a lane, and starts its parked fetches if it is the one of its shard that parks.
+    /// Registers a lane, and starts its parked fetches if it is the one of its shard that parks: it then has two
+    /// sessions a queue for them, for the queue itself and for its suspects.
     pub async fn open(
         shared: Arc<Shared>,
         mut session: Session,
         index: usize,
-        parks: Option<&dyn Fn() -> Session>,
+        park_sessions: Vec<Session>,
         beat: Arc<Beat>,
     ) -> Result<Self, StoreError> {
         let asked = Instant::now();
@@ -140,18 +142,15 @@ impl Lane {
         let (sender, events) = mpsc::unbounded_channel();
         let side = shared.protocol.consuming_side();
         let mut parked = Vec::new();
-        if let Some(new_session) = parks {
-            for (queue, (keys, lists)) in session.keys.queues.iter().zip(&handle.lists).enumerate() {
-                for suspects in [false, true] {
-                    let (from, into) = if suspects {
-                        (keys.suspects.clone(), lists.parked_suspects.clone())
-                    } else {
-                        (keys.queue.clone(), lists.parked.clone())
-                    };
-                    let place = (from, into, side);
-                    parked.push(Park::start(parked.len(), queue, suspects, place, new_session(), sender.clone()));
-                }
-            }
+        for (index, park_session) in park_sessions.into_iter().enumerate() {
+            let (queue, suspects) = (index / 2, index % 2 == 1);
+            let (keys, lists) = (&session.keys.queues[queue], &handle.lists[queue]);
+            let (from, into) = if suspects {
+                (keys.suspects.clone(), lists.parked_suspects.clone())
+            } else {
+                (keys.queue.clone(), lists.parked.clone())
+            };
+            parked.push(Park::start(index, queue, suspects, (from, into, side), park_session, sender.clone()));
         }
         let held = session.keys.queues.iter().map(|_| Vec::new()).collect();
         tracing::info!(worker_id = handle.id, "Opened a lane");
@@ -335,7 +334,7 @@ impl Lane {
             return;
         }
         let (shared, sender, running) = (Arc::clone(&self.shared), self.sender.clone(), Arc::clone(&job));
-        let name = Arc::clone(metrics.name_arc());
+        let name = Arc::clone(metrics.name());
         let task = tokio::spawn(async move {
             let consumed = shared.tracer.consume(&running.fields, &name);
             let span = shared.tracer.process(&running.fields, &name, &consumed);
@@ -363,10 +362,6 @@ impl Lane {
             Phase::Running(job, _) | Phase::Waiting(job, _) | Phase::Admitted(job) => Arc::clone(job),
             Phase::Finished(..) | Phase::Rejected(_) => return,
         };
-        let outcome = match outcome {
-            Outcome::HandlerDied { cause, .. } => Outcome::HandlerDied { cause, alone: self.alone == Some(held.key) },
-            other => other,
-        };
         self.shared.queue_metrics[queue].job_ran(took);
         match self.shared.protocol.breaker_sample(&outcome) {
             Some(ok) => self.shared.sampled(queue, ok),
@@ -375,7 +370,7 @@ impl Lane {
         }
         if let Outcome::Failed(failure) | Outcome::RetryIn(_, failure) | Outcome::Kill(failure) = &outcome {
             self.shared.queue_metrics[queue].jobs_failed(failure.reason, 1);
-            let (queue, attempt) = (self.shared.queue_metrics[queue].name(), job.fields.retries + 1);
+            let (queue, attempt) = (&**self.shared.queue_metrics[queue].name(), job.fields.retries + 1);
             let (job_id, reason) = (job.fields.id.as_str(), failure.reason.as_str());
             tracing::debug!(job_id, queue, reason, attempt, "Job failed");
         }
@@ -503,7 +498,12 @@ impl Lane {
                 let decision = match &held.phase {
                     Phase::Finished(job, outcome, took) => {
                         cycle.busy_ms += u64::try_from(took.as_millis()).unwrap_or(0);
-                        self.shared.protocol.settle(job, outcome, &keys, now_ms, &unique)
+                        if let Outcome::HandlerDied(_) = outcome {
+                            let how = Interruption::of_handler(self.alone == Some(held.key));
+                            self.shared.protocol.interrupted(&held.raw, &keys, how, now_ms)
+                        } else {
+                            self.shared.protocol.settle(job, outcome, &keys, now_ms, &unique)
+                        }
                     }
                     Phase::Rejected(why) => self.shared.protocol.reject(&held.raw, why, &keys, now_ms),
                     Phase::Waiting(..) | Phase::Admitted(_) | Phase::Running(..) => continue,
@@ -586,7 +586,7 @@ impl Lane {
                 }
                 Status::NotHeld => {
                     let held = self.held[planned.queue].remove(at);
-                    let queue = self.shared.queue_metrics[planned.queue].name();
+                    let queue = &**self.shared.queue_metrics[planned.queue].name();
                     tracing::warn!(worker_id = self.handle.id, queue, "A finished job was not held any more");
                     self.dropped(&held);
                 }
@@ -611,9 +611,6 @@ impl Lane {
         if self.alone == Some(held.key) {
             self.alone = None;
         }
-        if held.probe {
-            self.shared.breaker(0).state(Instant::now());
-        }
     }
 
     /// A job was settled: counts it, and says so.
@@ -627,7 +624,7 @@ impl Lane {
                     metrics.jobs_failed(reason, 1);
                 }
                 metrics.jobs_dead_lettered(1);
-                tracing::warn!(queue = metrics.name(), reason = reason.as_str(), job_id = held.id(), "Gave a job up");
+                tracing::warn!(queue = &**metrics.name(), reason = reason.as_str(), job_id = held.id(), "Gave a job up");
             }
             Verdict::Released => metrics.jobs_released(1),
             Verdict::Suspected => metrics.jobs_interrupted(1),
@@ -675,7 +672,7 @@ impl Lane {
                 None => fresh.push(raw.clone()),
             }
         }
-        let name = self.shared.queue_metrics[queue].name();
+        let name = &**self.shared.queue_metrics[queue].name();
         tracing::warn!(worker_id = self.handle.id, queue = name, count = before.len(), "Held jobs were not as expected");
         for held in before {
             if let Phase::Running(_, task) | Phase::Waiting(_, task) = &held.phase {
@@ -780,14 +777,13 @@ impl Lane {
     async fn close(&mut self) -> End {
         failpoint::hit("before-close");
         let cut_off = self.parks.iter().any(|park| park.cut_off);
-        let patience = self.deadline.map_or(LAST_WORDS, |deadline| {
-            (deadline + LAST_WORDS).saturating_duration_since(Instant::now()).max(LAST_WORDS)
-        });
-        let handle = self.handle.clone();
-        let closing = self.session.persist(async |session| session.close(&handle, cut_off).await);
-        match tokio::time::timeout(patience, closing).await {
-            Ok(Ok(_)) => End::Drained,
-            Ok(Err(_)) | Err(_) => End::GaveUp,
+        let patience = Instant::now() + LAST_WORDS;
+        loop {
+            match self.session.close(&self.handle, cut_off).await {
+                Ok(_) => return End::Drained,
+                Err(error) if !error.is_transient() || Instant::now() > patience => return End::GaveUp,
+                Err(_) => tokio::time::sleep(self.session.backoff()).await,
+            }
         }
     }
 

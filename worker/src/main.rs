@@ -1,1 +1,156 @@
-fn main() {}
+//! The `worker` binary: arguments to role.
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use anyhow::Context;
+use clap::{CommandFactory, Parser};
+use jobqueue::config::{Config, Loaded, environment};
+use worker::cli::{Cli, Command, ConfigCommand, Role};
+use worker::health::{FIRST_LANE, Readiness};
+use worker::metrics::Metrics;
+use worker::roles;
+use worker::server::{self, Observed};
+use worker::shutdown::{Shutdown, shutdown};
+use worker::traces::Tracer;
+
+/// The configuration is wrong, or the command line.
+const EXIT_USAGE: u8 = 2;
+/// Something had to be left to a reaper.
+const EXIT_UNCLEAN: u8 = 3;
+
+fn main() -> ExitCode {
+    let started = SystemTime::now();
+    let cli = Cli::parse();
+    if let Some(Command::Completion { shell }) = cli.command {
+        clap_complete::generate(shell, &mut Cli::command(), "worker", &mut std::io::stdout());
+        return ExitCode::SUCCESS;
+    }
+    let loaded = match Config::load(cli.config.as_deref(), environment()) {
+        Ok(loaded) => loaded,
+        Err(problems) => {
+            eprintln!("{problems}");
+            return ExitCode::from(EXIT_USAGE);
+        }
+    };
+    if let Some(Command::Config(ConfigCommand::Check)) = cli.command {
+        print!("{}", loaded.config.to_yaml_masked());
+        loaded.notes.iter().for_each(|note| eprintln!("{note}"));
+        return ExitCode::SUCCESS;
+    }
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("Could not start: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    match runtime.block_on(run(cli, loaded, started)) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("Error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run(cli: Cli, loaded: Loaded, started: SystemTime) -> anyhow::Result<ExitCode> {
+    let Loaded { config, notes } = loaded;
+    let role = match (cli.role, &cli.command) {
+        (Some(role), _) => role,
+        (None, Some(_)) => Role::Admin,
+        (None, None) => {
+            eprintln!("--role is missing: producer, worker, all or admin (see --help)");
+            return Ok(ExitCode::from(EXIT_USAGE));
+        }
+    };
+    if role == Role::Admin {
+        let Some(command) = cli.command else {
+            eprintln!("--role=admin needs a command: stats, peek, purge-dlq or requeue-dlq (see --help)");
+            return Ok(ExitCode::from(EXIT_USAGE));
+        };
+        return roles::admin::run(&config, command).await;
+    }
+    if role == Role::Api {
+        anyhow::bail!("--role=api serves protocol async, which this version does not speak yet");
+    }
+    serve(role, &config, &notes, started).await
+}
+
+async fn serve(
+    role: Role,
+    config: &Config,
+    notes: &[jobqueue::config::Note],
+    started: SystemTime,
+) -> anyhow::Result<ExitCode> {
+    let namespace = (!config.worker.namespace.is_empty()).then_some(config.worker.namespace.as_str());
+    worker::logs::init(config.observability.log_level.as_str(), namespace)?;
+    for note in notes {
+        tracing::warn!(key = note.key, reason = note.text, "Ignored a setting");
+    }
+    let metrics = Arc::new(Metrics::new(&config.worker.priorities)?);
+    let runs_jobs = matches!(role, Role::Worker | Role::All);
+    let readiness = Readiness::waiting_for(if runs_jobs { &[FIRST_LANE] } else { &[] });
+    let tracing_config = &config.observability.tracing;
+    let tracer =
+        if tracing_config.enabled { Tracer::start(tracing_config.endpoint.expose())? } else { Tracer::off() };
+    let listener = server::bind(config.observability.metrics_port).await?;
+    tracing::info!(value = %listener.local_addr()?, "Serving metrics");
+    let observed = Observed { metrics: Arc::clone(&metrics), readiness: readiness.clone() };
+    let (stop_server, mut server_stopped) = shutdown();
+    let server = tokio::spawn(async move {
+        server::serve(listener, observed, async move { server_stopped.requested().await }).await
+    });
+
+    let stopping = on_signal().context("cannot listen for signals")?;
+    let producing = async {
+        if !matches!(role, Role::Producer | Role::All) {
+            return Ok(());
+        }
+        roles::producer::run(config, Arc::clone(&metrics), tracer.clone(), stopping.clone()).await
+    };
+    let working = async {
+        if !runs_jobs {
+            return Ok(true);
+        }
+        let around = roles::worker::Surroundings {
+            metrics: Arc::clone(&metrics),
+            readiness,
+            tracer: tracer.clone(),
+            started_ms: started
+                .duration_since(SystemTime::UNIX_EPOCH)
+                .map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(0)),
+        };
+        roles::worker::run(config, around, stopping.clone()).await
+    };
+    // Whichever fails first ends the process; without a failure both go on until the signal.
+    let outcome = tokio::try_join!(producing, working);
+    tracer.shutdown().await;
+    stop_server.stop();
+    let _ = tokio::time::timeout(std::time::Duration::from_secs(1), server).await;
+    let ((), clean) = outcome?;
+    tracing::info!("Stopped");
+    Ok(if clean { ExitCode::SUCCESS } else { ExitCode::from(EXIT_UNCLEAN) })
+}
+
+/// SIGINT and SIGTERM ask to stop; a second one ends the process at once.
+fn on_signal() -> std::io::Result<Shutdown> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (stopper, stopping) = shutdown();
+    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    tokio::spawn(async move {
+        let mut signalled = async || {
+            tokio::select! {
+                _ = interrupt.recv() => 130,
+                _ = terminate.recv() => 143,
+            }
+        };
+        signalled().await;
+        tracing::info!("Stopping: no new jobs, what runs may finish; signal again to stop at once");
+        stopper.stop();
+        let code = signalled().await;
+        tracing::warn!("Stopped at once");
+        std::process::exit(code);
+    });
+    Ok(stopping)
+}

@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use jobqueue::breaker::State;
 use jobqueue::outcome::Reason;
 use prometheus::{
     Counter, Encoder, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec,
@@ -27,17 +28,6 @@ const PROCESSING_BUCKETS: [f64; 14] =
 
 /// A reserved job should start at once: fine below a second, coarse above.
 const WAIT_BUCKETS: [f64; 10] = [0.000_1, 0.000_5, 0.001, 0.005, 0.025, 0.1, 0.5, 1.0, 5.0, 30.0];
-
-/// The state of a queue's circuit breaker, with the value of `circuit_breaker_state`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum BreakerState {
-    /// Jobs flow.
-    Closed = 0,
-    /// One probe runs.
-    HalfOpen = 1,
-    /// Nothing is fetched.
-    Open = 2,
-}
 
 /// What the queues looked like a moment ago; exported by one process only.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -81,6 +71,7 @@ pub struct Metrics {
 /// What is counted for one queue: counters already looked up, one atomic addition each.
 #[derive(Debug)]
 pub struct QueueMetrics {
+    name: Arc<str>,
     produced: IntCounter,
     consumed: IntCounter,
     completed: IntCounter,
@@ -199,6 +190,7 @@ impl QueueMetrics {
     fn resolve(families: &QueueFamilies, queue: &str) -> Arc<Self> {
         let of = |family: &IntCounterVec| family.with_label_values(&[queue]);
         Arc::new(Self {
+            name: Arc::from(queue),
             produced: of(&families.produced),
             consumed: of(&families.consumed),
             completed: of(&families.completed),
@@ -213,6 +205,11 @@ impl QueueMetrics {
             wait: families.wait.with_label_values(&[queue]),
             breaker: families.breaker.with_label_values(&[queue]),
         })
+    }
+
+    /// The queue's name, as its label has it.
+    pub fn name(&self) -> &Arc<str> {
+        &self.name
     }
 
     /// `n` jobs were pushed to the queue by this process.
@@ -273,8 +270,8 @@ impl QueueMetrics {
     }
 
     /// The queue's breaker changed its state.
-    pub fn breaker_is(&self, state: BreakerState) {
-        self.breaker.set(state as i64);
+    pub fn breaker_is(&self, state: State) {
+        self.breaker.set(state.as_gauge());
     }
 }
 
@@ -672,7 +669,7 @@ mod tests {
         let metrics = metrics();
         has(&metrics, r#"circuit_breaker_state{queue="high"} 0"#);
         for (state, value) in
-            [(BreakerState::Open, 2), (BreakerState::HalfOpen, 1), (BreakerState::Closed, 0)]
+            [(State::Open, 2), (State::HalfOpen, 1), (State::Closed, 0)]
         {
             metrics.queue("high").breaker_is(state);
             has(&metrics, &format!(r#"circuit_breaker_state{{queue="high"}} {value}"#));

@@ -88,7 +88,7 @@ impl Shared {
     /// Says that a breaker changed.
     pub fn breaker_changed(&self, queue: usize, state: breaker::State) {
         self.queue_metrics[queue].breaker_is(state);
-        let name = self.queue_metrics[queue].name();
+        let name = &**self.queue_metrics[queue].name();
         match state {
             breaker::State::Open => tracing::warn!(queue = name, value = "open", "Breaker opened"),
             state => tracing::info!(queue = name, value = state.as_str(), "Breaker changed"),

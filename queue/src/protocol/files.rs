@@ -107,10 +107,7 @@ impl Protocol for Files {
             Outcome::RetryIn(delay, failure) => self.failed(job, failure, Some(*delay), queue, now_ms, unique),
             Outcome::Kill(failure) => self.dead(job, failure, &[], queue, now_ms),
             Outcome::Discard => Decision { verdict: Verdict::Discarded, effects: Vec::new() },
-            Outcome::HandlerDied { cause, alone } => {
-                let how = Interruption { cause, outside: false, alone: *alone };
-                self.interrupted(&job.raw, queue, how, now_ms)
-            }
+            Outcome::HandlerDied(_) => self.interrupted(&job.raw, queue, Interruption::of_handler(false), now_ms),
             Outcome::HandlerUnavailable(_) | Outcome::Released => released(&job.raw, queue),
         }
     }
@@ -192,7 +189,7 @@ impl Protocol for Files {
             Outcome::Failed(_)
             | Outcome::RetryIn(..)
             | Outcome::Kill(_)
-            | Outcome::HandlerDied { .. }
+            | Outcome::HandlerDied(_)
             | Outcome::HandlerUnavailable(_) => Some(false),
             Outcome::Released => None,
         }

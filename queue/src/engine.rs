@@ -1,0 +1,230 @@
+//! From a configuration to the parts that carry it out: where Redis is, what the keys are called, what a job is.
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::breaker;
+use crate::config::{Config, Redis};
+use crate::connect::{Address, Connector, Settings, Tls};
+use crate::keys::{Keys, Naming};
+use crate::protocol::Protocol;
+use crate::protocol::files::Files;
+use crate::reaper;
+use crate::store::Session;
+
+/// A configured queue set: makes sessions and knows the policy.
+#[derive(Clone)]
+pub struct Engine {
+    /// Makes connections.
+    pub connector: Connector,
+    /// The keys of every shard.
+    pub shards: Vec<Keys>,
+    /// The wire format.
+    pub protocol: Arc<dyn Protocol>,
+    /// Names of the queues in the order of priority.
+    pub queues: Vec<String>,
+    /// How many entries the completed list keeps.
+    pub completed_max: Option<u64>,
+    /// The heartbeats' TTL.
+    pub ttl: Duration,
+}
+
+impl Engine {
+    /// The parts of a configuration.
+    pub fn new(config: &Config) -> Self {
+        let worker = &config.worker;
+        let naming = Naming {
+            prefix: config.prefix().to_owned(),
+            queues: (worker.priorities.iter())
+                .filter_map(|name| worker.queues.get(name).map(|key| (name.clone(), key.clone())))
+                .collect(),
+            processing_pattern: worker.processing_list_pattern.clone(),
+            heartbeat_pattern: worker.heartbeat_key_pattern.clone(),
+            delayed_pattern: worker.delayed_set_pattern.clone(),
+            completed: worker.completed_list.clone(),
+            dead_letters: worker.dead_letter_list.clone(),
+            shards: u16::try_from(worker.shards).unwrap_or(u16::MAX),
+            cluster: config.redis.cluster,
+        };
+        let kept = |max: i64| u64::try_from(max).ok();
+        let protocol = Files {
+            max_retries: worker.max_retries,
+            backoff_base: worker.backoff.base.get(),
+            backoff_max: worker.backoff.max.get(),
+            max_interruptions: worker.max_interruptions,
+            max_payload_bytes: usize::try_from(worker.max_payload_bytes).unwrap_or(usize::MAX),
+            completed_max: kept(worker.completed_max),
+            dead_letter_max: kept(worker.dead_letter_max),
+        };
+        Self {
+            connector: Connector::new(redis_settings(&config.redis)),
+            shards: Keys::all(&naming),
+            protocol: Arc::new(protocol),
+            queues: naming.queues.iter().map(|(name, _)| name.clone()).collect(),
+            completed_max: kept(worker.completed_max),
+            ttl: worker.heartbeat_ttl.get(),
+        }
+    }
+
+    /// The longest wait between two tries to reach Redis.
+    pub fn longest_backoff(&self) -> Duration {
+        Duration::from_secs(2).min(self.ttl / 4)
+    }
+
+    /// A session with a shard's node.
+    pub fn session(&self, shard: &Keys) -> Session {
+        Session::new(&self.connector, shard, self.longest_backoff())
+    }
+
+    /// The shard a job belongs to.
+    pub fn shard_of(&self, job_id: &str) -> &Keys {
+        let shards = u16::try_from(self.shards.len()).unwrap_or(u16::MAX);
+        &self.shards[usize::from(Keys::shard_of(job_id, shards))]
+    }
+}
+
+/// How a reaper works, by configuration.
+pub fn reaper_settings(config: &Config) -> reaper::Settings {
+    let reaper = &config.worker.reaper;
+    reaper::Settings {
+        ttl: config.worker.heartbeat_ttl.get(),
+        park_timeout: config.worker.brpoplpush_timeout.get(),
+        page_delay: reaper.page_delay.get(),
+        scan_count: reaper.scan_count as usize,
+        pass_budget: reaper.pass_budget.get(),
+    }
+}
+
+/// How breakers work, by configuration.
+pub fn breaker_settings(config: &Config) -> breaker::Settings {
+    let breaker = &config.circuit_breaker;
+    breaker::Settings {
+        failure_threshold: breaker.failure_threshold,
+        window: breaker.window.get(),
+        cooldown: breaker.cooldown_period.get(),
+        min_samples: breaker.min_samples,
+    }
+}
+
+fn redis_settings(redis: &Redis) -> Settings {
+    let given = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+    let file = |text: &str| given(text).map(PathBuf::from);
+    let mut settings = Settings {
+        address: Address::Tcp(redis.addr.clone()),
+        tls: None,
+        username: given(&redis.username),
+        password: given(redis.password.expose()),
+        password_file: file(&redis.password_file),
+        db: i64::from(redis.db),
+        dial_timeout: redis.dial_timeout.get(),
+        read_timeout: redis.read_timeout.get(),
+        write_timeout: redis.write_timeout.get(),
+    };
+    let mut encrypted = redis.tls.enabled;
+    let mut seed = redis.addr.clone();
+    if !redis.url.is_empty() {
+        encrypted = encrypted || redis.url.scheme().as_deref() == Some("rediss");
+        apply_url(redis.url.expose(), &mut settings);
+        if let Address::Tcp(addr) = &settings.address {
+            seed.clone_from(addr);
+        }
+    }
+    if redis.cluster {
+        settings.address = Address::Cluster(seed.split(',').map(|addr| addr.trim().to_owned()).collect());
+    } else if !redis.sentinel.master.is_empty() {
+        settings.address =
+            Address::Sentinel { master: redis.sentinel.master.clone(), addrs: redis.sentinel.addrs.clone() };
+    }
+    settings.tls = encrypted.then(|| Tls {
+        ca_file: file(&redis.tls.ca_file),
+        cert_file: file(&redis.tls.cert_file),
+        key_file: file(&redis.tls.key_file),
+        server_name: given(&redis.tls.server_name),
+    });
+    settings
+}
+
+/// `redis://user:password@host:port/db`, `rediss://...`, `unix:///path?db=1`.
+fn apply_url(url: &str, settings: &mut Settings) {
+    let (scheme, rest) = url.split_once("://").unwrap_or(("redis", url));
+    let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+    for pair in query.split('&') {
+        match pair.split_once('=') {
+            Some(("db", db)) => settings.db = db.parse().unwrap_or(settings.db),
+            Some(("user" | "username", user)) => settings.username = Some(decoded(user)),
+            Some(("pass" | "password", password)) => settings.password = Some(decoded(password)),
+            _ => {}
+        }
+    }
+    if scheme.contains("unix") {
+        settings.address = Address::Unix(PathBuf::from(decoded(rest)));
+        return;
+    }
+    let (credentials, place) = rest.rsplit_once('@').map_or((None, rest), |(user, place)| (Some(user), place));
+    if let Some(credentials) = credentials {
+        let (user, password) = credentials.split_once(':').unwrap_or((credentials, ""));
+        settings.username = (!user.is_empty()).then(|| decoded(user)).or_else(|| settings.username.take());
+        settings.password = (!password.is_empty()).then(|| decoded(password)).or_else(|| settings.password.take());
+    }
+    let (addr, db) = place.split_once('/').unwrap_or((place, ""));
+    settings.db = db.parse().unwrap_or(settings.db);
+    let has_port = addr.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
+    settings.address = Address::Tcp(if has_port { addr.to_owned() } else { format!("{addr}:6379") });
+}
+
+fn decoded(text: &str) -> String {
+    let bytes = text.as_bytes();
+    let mut plain = Vec::with_capacity(bytes.len());
+    let mut at = 0;
+    while at < bytes.len() {
+        let hex = (bytes[at] == b'%').then(|| text.get(at + 1..at + 3)).flatten();
+        if let Some(byte) = hex.and_then(|hex| u8::from_str_radix(hex, 16).ok()) {
+            plain.push(byte);
+            at += 3;
+        } else {
+            plain.push(bytes[at]);
+            at += 1;
+        }
+    }
+    String::from_utf8_lossy(&plain).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(yaml: &str) -> Settings {
+        let tree = serde_saphyr::from_str::<serde_json::Value>(yaml).unwrap();
+        redis_settings(&Config::from_value(tree).unwrap().config.redis)
+    }
+
+    #[test]
+    fn a_url_says_where_who_and_which_database() {
+        let settings = of("redis: {url: 'rediss://app:p%40ss@redis.example:7000/3'}");
+        assert_eq!(settings.address, Address::Tcp("redis.example:7000".into()));
+        assert_eq!((settings.username.as_deref(), settings.password.as_deref()), (Some("app"), Some("p@ss")));
+        assert_eq!(settings.db, 3);
+        assert!(settings.tls.is_some());
+    }
+
+    #[test]
+    fn a_url_without_a_port_means_6379() {
+        assert_eq!(of("redis: {url: 'redis://cache'}").address, Address::Tcp("cache:6379".into()));
+    }
+
+    #[test]
+    fn a_unix_socket_is_an_address_too() {
+        assert_eq!(of("redis: {url: 'unix:///run/redis.sock'}").address, Address::Unix("/run/redis.sock".into()));
+    }
+
+    #[test]
+    fn sentinel_and_cluster_replace_the_address() {
+        let sentinel = of("redis: {sentinel: {master: main, addrs: ['a:26379', 'b:26379']}}");
+        assert_eq!(
+            sentinel.address,
+            Address::Sentinel { master: "main".into(), addrs: vec!["a:26379".into(), "b:26379".into()] }
+        );
+        let cluster = of("redis: {addr: 'a:7000', cluster: true}");
+        assert_eq!(cluster.address, Address::Cluster(vec!["a:7000".into()]));
+    }
+}

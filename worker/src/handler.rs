@@ -1,0 +1,125 @@
+//! Handlers: what runs a job. Each turns one job into one [`Outcome`] and nothing else; what becomes of
+//! the job is decided elsewhere, so a handler never sees Redis, retries or queues' keys.
+pub mod command;
+pub mod http;
+pub mod simulate;
+
+use jobqueue::job::Job;
+use jobqueue::outcome::Outcome;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
+
+pub use command::{Command, CommandSettings};
+pub use http::{Http, HttpSettings};
+pub use simulate::{Simulate, SimulateSettings};
+
+/// An error text is kept with the job for its whole life, so it has a bound of its own.
+const ERROR_MAX: usize = 4 * 1024;
+
+/// What runs the jobs of this process: one of the three kinds of `worker.handler.kind`.
+#[derive(Debug)]
+pub enum Handler {
+    /// Takes as long as its file is large.
+    Simulate(Simulate),
+    /// Posts the job to a program that listens.
+    Http(Box<Http>),
+    /// Starts a program for each job.
+    Command(Command),
+}
+
+/// What is known about one run besides the job itself.
+#[derive(Debug, Clone, Default)]
+pub struct Call {
+    /// The name of the queue it was reserved from.
+    pub queue: Arc<str>,
+    /// W3C trace context of the span around this run.
+    pub traceparent: Option<String>,
+    /// Correlates our log lines with those of the handler.
+    pub request_id: Option<String>,
+    /// The run must end by then, if that is earlier than the handler's own timeout.
+    pub deadline: Option<Instant>,
+}
+
+impl Handler {
+    /// The outcome of a job that needs no waiting at all. The lane asks this first: such a job costs
+    /// neither a task nor a timer, which is most of the cost of a job that does nothing.
+    pub fn instant(&self, job: &Job) -> Option<Outcome> {
+        match self {
+            Self::Simulate(simulate) => simulate.instant(job),
+            Self::Http(_) | Self::Command(_) => None,
+        }
+    }
+
+    /// Runs one job to its end. Dropping the future stops the run: a connection is closed, a process
+    /// group is killed.
+    pub async fn handle(&self, job: &Job, call: &Call) -> Outcome {
+        match self {
+            Self::Simulate(simulate) => simulate.handle(job, call).await,
+            Self::Http(http) => http.handle(job, call).await,
+            Self::Command(command) => command.handle(job, call).await,
+        }
+    }
+}
+
+impl Call {
+    /// When a run with this timeout has to end.
+    fn ends_by(&self, timeout: Duration) -> Instant {
+        // A timeout beyond what the clock can hold is no timeout: a year is as good.
+        let now = Instant::now();
+        let own = now.checked_add(timeout).unwrap_or(now + Duration::from_secs(365 * 86_400));
+        self.deadline.map_or(own, |deadline| deadline.min(own))
+    }
+}
+
+/// The first part of a text from outside, small enough to be kept with the job.
+fn head(bytes: &[u8]) -> String {
+    let text = String::from_utf8_lossy(&bytes[..bytes.len().min(ERROR_MAX)]);
+    // Bounded again: each invalid byte grew to three when it was replaced.
+    let end = (0..=text.len().min(ERROR_MAX)).rev().find(|end| text.is_char_boundary(*end));
+    text[..end.unwrap_or(0)].trim().to_owned()
+}
+
+/// The last part of a text from outside: where programs write what went wrong.
+fn tail(bytes: &[u8]) -> String {
+    let mut cut = &bytes[bytes.len().saturating_sub(ERROR_MAX)..];
+    if cut.len() < bytes.len() {
+        // A cut may fall into a character; its rest would show as a replacement character.
+        let rest = cut.iter().take(3).take_while(|byte| **byte & 0b1100_0000 == 0b1000_0000).count();
+        cut = &cut[rest..];
+    }
+    let text = String::from_utf8_lossy(cut);
+    let start = text.len().saturating_sub(ERROR_MAX);
+    let start = (start..=text.len()).find(|start| text.is_char_boundary(*start));
+    text[start.unwrap_or(0)..].trim().to_owned()
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use bytes::Bytes;
+
+    /// A job as a producer would write it.
+    pub(crate) fn job(json: &str) -> Job {
+        Job::decode(Bytes::copy_from_slice(json.as_bytes()), 1 << 20).expect("a job")
+    }
+
+    #[test]
+    fn an_error_text_is_bounded_and_whole_characters_survive_the_cut() {
+        let long = "é".repeat(ERROR_MAX);
+        assert_eq!(head(long.as_bytes()), "é".repeat(ERROR_MAX / 2));
+        assert_eq!(tail(&long.as_bytes()[..long.len() - 1]).chars().next(), Some('é'));
+        assert!(tail(&[0xff; 3 * ERROR_MAX]).len() <= ERROR_MAX);
+        assert!(head(&[0xff; 3 * ERROR_MAX]).len() <= ERROR_MAX);
+        assert_eq!(tail(b"  short \n"), "short");
+    }
+
+    #[test]
+    fn the_earlier_of_timeout_and_deadline_ends_a_run() {
+        let now = Instant::now();
+        let call = Call { deadline: Some(now + Duration::from_secs(1)), ..Call::default() };
+        assert_eq!(call.ends_by(Duration::from_secs(60)), now + Duration::from_secs(1));
+        assert!(call.ends_by(Duration::from_millis(1)) < now + Duration::from_secs(1));
+        assert!(Call::default().ends_by(Duration::MAX) > now);
+    }
+}

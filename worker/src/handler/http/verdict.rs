@@ -1,0 +1,226 @@
+//! What the body of a 2xx answer says about the job: `{"status": "success" | "failure", ...}` and the
+//! words beyond it. An answer without such words is a success, so any program that answers 200 will do.
+use super::head;
+use jobqueue::outcome::{Failure, Outcome, Reason};
+use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
+use serde_json::Value;
+use std::fmt;
+use std::time::Duration;
+
+/// Beyond a year a delay is a mistake (milliseconds for seconds), and clocks overflow.
+const DELAY_MAX: Duration = Duration::from_secs(365 * 86_400);
+
+/// The fields we read. Filled one by one as they are met, so that of an answer that is too long (a result
+/// of megabytes behind its status) what came first still counts.
+#[derive(Debug, Default)]
+struct Verdict {
+    status: Option<Value>,
+    result: Option<Value>,
+    error_message: Option<Value>,
+    error_class: Option<Value>,
+    retry_in: Option<Value>,
+    word: Option<Word>,
+}
+
+/// A field that is `true` when the answer says so. Of several the first of this order counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Word {
+    Interrupted,
+    UnknownClass,
+    Kill,
+    Discard,
+}
+
+/// The outcome that a 2xx answer states. `whole` is false when the body was longer than what was read.
+pub(super) fn outcome(body: &[u8], whole: bool) -> Outcome {
+    let mut verdict = Verdict::default();
+    let mut json = serde_json::Deserializer::from_slice(body);
+    // An error here ends the reading, not the verdict: not JSON at all (its status code was its answer),
+    // or cut off, and then what was met before the cut counts.
+    let _ = Fill(&mut verdict).deserialize(&mut json);
+    let object = body.trim_ascii_start().first() == Some(&b'{');
+    verdict.outcome(whole || !object)
+}
+
+/// Limits a delay from outside to what makes sense.
+pub(super) fn bounded(delay: Duration) -> Duration {
+    delay.min(DELAY_MAX)
+}
+
+impl Verdict {
+    /// `complete` is false when a field that was not met may still have been there.
+    fn outcome(&self, complete: bool) -> Outcome {
+        match self.word {
+            Some(Word::Interrupted) => {
+                return Outcome::HandlerDied("answered that the run was interrupted".into());
+            }
+            Some(Word::UnknownClass) => {
+                return Outcome::HandlerUnavailable("answered that it does not know the job's class".into());
+            }
+            Some(Word::Kill) => return Outcome::Kill(Failure::new(Reason::Killed, self.error())),
+            Some(Word::Discard) => return Outcome::Discard,
+            None => {}
+        }
+        if let Some(delay) = self.retry_in() {
+            return Outcome::RetryIn(delay, Failure::new(Reason::Handler, self.error()));
+        }
+        let error = match &self.status {
+            Some(Value::String(status)) if status == "success" => return Outcome::Done,
+            Some(Value::String(status)) if status == "failure" => self.error(),
+            None if complete => return Outcome::Done,
+            None => "answered more than 64 KiB without a status at its beginning".into(),
+            // Running it again is better than losing it, and this text says what to change.
+            Some(other) => format!(
+                "answered with status {}, which is neither success nor failure",
+                head(other.to_string().as_bytes())
+            ),
+        };
+        Outcome::Failed(Failure::new(Reason::Handler, error))
+    }
+
+    fn hear(&mut self, word: Word, value: &Value) {
+        if *value == true {
+            self.word = Some(self.word.map_or(word, |first| first.min(word)));
+        }
+    }
+
+    fn retry_in(&self) -> Option<Duration> {
+        let seconds = self.retry_in.as_ref()?.as_f64().filter(|seconds| seconds.is_finite())?;
+        Some(bounded(Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(DELAY_MAX)))
+    }
+
+    /// `Class: message`, of what there is. A program that knows only the seed's fields puts its error into
+    /// `result`.
+    fn error(&self) -> String {
+        let text = |value: &Option<Value>| value.as_ref().and_then(Value::as_str).map(str::to_owned);
+        let message = text(&self.error_message).or_else(|| text(&self.result));
+        let error = match (text(&self.error_class), message) {
+            (Some(class), Some(message)) => format!("{class}: {message}"),
+            (Some(text), None) | (None, Some(text)) => text,
+            (None, None) => "answered failure without a message".into(),
+        };
+        head(error.as_bytes())
+    }
+}
+
+/// Lets a verdict outlive the error that ends its parsing.
+struct Fill<'a>(&'a mut Verdict);
+
+impl<'de> DeserializeSeed<'de> for Fill<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Fill<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        while let Some(name) = map.next_key::<String>()? {
+            match name.as_str() {
+                "status" => self.0.status = map.next_value()?,
+                "result" => self.0.result = map.next_value()?,
+                "error_message" => self.0.error_message = map.next_value()?,
+                "error_class" => self.0.error_class = map.next_value()?,
+                "retry_in" => self.0.retry_in = map.next_value()?,
+                "discard" => self.0.hear(Word::Discard, &map.next_value()?),
+                "kill" => self.0.hear(Word::Kill, &map.next_value()?),
+                "interrupted" => self.0.hear(Word::Interrupted, &map.next_value()?),
+                "unknown_class" => self.0.hear(Word::UnknownClass, &map.next_value()?),
+                _ => {
+                    map.next_value::<IgnoredAny>()?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(body: &str) -> Outcome {
+        outcome(body.as_bytes(), true)
+    }
+
+    fn failed(error: &str) -> Outcome {
+        Outcome::Failed(Failure::new(Reason::Handler, error))
+    }
+
+    #[test]
+    fn an_answer_without_a_verdict_is_a_success() {
+        for body in ["", "OK", "<html>", "[]", "\"failure\"", "null", "{}", "{\"id\":1}", "{\"status\":null}"]
+        {
+            assert_eq!(said(body), Outcome::Done, "{body}");
+        }
+        assert_eq!(said(r#"{"status":"success","result":{"a":[1]},"execution_time":1.23}"#), Outcome::Done);
+    }
+
+    #[test]
+    fn a_failure_is_explained_by_class_and_message_or_by_the_result() {
+        assert_eq!(
+            said(
+                r#"{"status":"failure","error_class":"Net::ReadTimeout","error_message":"no","result":"x"}"#
+            ),
+            failed("Net::ReadTimeout: no")
+        );
+        assert_eq!(said(r#"{"status":"failure","result":"boom"}"#), failed("boom"));
+        assert_eq!(said(r#"{"status":"failure","error_class":"E"}"#), failed("E"));
+        assert_eq!(said(r#"{"status":"failure"}"#), failed("answered failure without a message"));
+    }
+
+    #[test]
+    fn a_status_that_is_no_verdict_fails_and_says_so() {
+        assert_eq!(
+            said(r#"{"status":"ok"}"#),
+            failed("answered with status \"ok\", which is neither success nor failure")
+        );
+        assert!(matches!(said(r#"{"status":500}"#), Outcome::Failed(_)));
+    }
+
+    #[test]
+    fn further_words_say_what_becomes_of_the_job() {
+        let failure = |error: &str| Failure::new(Reason::Handler, error);
+        assert_eq!(
+            said(r#"{"status":"failure","result":"busy","retry_in":1.5}"#),
+            Outcome::RetryIn(Duration::from_millis(1500), failure("busy"))
+        );
+        assert_eq!(said(r#"{"status":"failure","discard":true}"#), Outcome::Discard);
+        assert_eq!(
+            said(r#"{"status":"failure","result":"no","kill":true}"#),
+            Outcome::Kill(Failure::new(Reason::Killed, "no"))
+        );
+        assert!(matches!(said(r#"{"interrupted":true}"#), Outcome::HandlerDied(_)));
+        assert!(matches!(said(r#"{"unknown_class":true}"#), Outcome::HandlerUnavailable(_)));
+        assert_eq!(said(r#"{"status":"success","kill":false,"discard":"yes"}"#), Outcome::Done);
+    }
+
+    #[test]
+    fn a_delay_is_bounded_whatever_was_written() {
+        let delay = |text: &str| match said(&format!(r#"{{"retry_in":{text}}}"#)) {
+            Outcome::RetryIn(delay, _) => Some(delay),
+            _ => None,
+        };
+        assert_eq!(delay("0"), Some(Duration::ZERO));
+        assert_eq!(delay("-5"), Some(Duration::ZERO));
+        assert_eq!(delay("1e300"), Some(DELAY_MAX));
+        assert_eq!(delay("123456789012345678901234567890"), Some(DELAY_MAX));
+        assert_eq!(delay("\"10\""), None);
+    }
+
+    #[test]
+    fn of_an_answer_that_is_too_long_the_beginning_counts() {
+        let cut = |body: &str| outcome(body.as_bytes(), false);
+        assert_eq!(cut(r#"{"status":"success","result":"aaaa"#), Outcome::Done);
+        assert_eq!(cut(r#"{"status":"failure","error_message":"no","backtrace":["aaa"#), failed("no"));
+        assert!(matches!(cut(r#"{"result":"aaaa"#), Outcome::Failed(_)));
+        assert_eq!(cut("<html>aaa"), Outcome::Done);
+    }
+}

@@ -1,0 +1,344 @@
+//! `--role=worker`: opens the lanes and keeps them open, renews their heartbeats, promotes and reaps, until a
+//! signal; then drains.
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use jobqueue::breaker::Breaker;
+use jobqueue::config::{Config, HandlerKind};
+use jobqueue::effects::Verdict;
+use jobqueue::engine::{Engine, breaker_settings, reaper_settings};
+use jobqueue::keys::Keys;
+use jobqueue::promoter;
+use jobqueue::reaper::Reaper;
+use jobqueue::store::{Fenced, Registration, Session, StoreError};
+use tokio::task::JoinSet;
+
+use crate::handler::{Command, CommandSettings, Handler, Http, HttpSettings, Simulate, SimulateSettings};
+use crate::health::{FIRST_LANE, Readiness};
+use crate::heartbeat;
+use crate::lane::{End, Lane};
+use crate::metrics::{Metrics, QueueReading, QueueSample};
+use crate::shared::{Beat, LaneSettings, Shared};
+use crate::shutdown::{Shutdown, shutdown};
+use crate::slots::Slots;
+use crate::traces::Tracer;
+
+/// How often delayed jobs are looked at when none was due.
+const PROMOTE_EVERY: Duration = Duration::from_millis(200);
+/// Who exports the queue-wide gauges keeps that right this long.
+const GAUGES_TTL: Duration = Duration::from_secs(15);
+
+/// What a worker needs from its process.
+pub struct Surroundings {
+    /// Counters and gauges.
+    pub metrics: Arc<Metrics>,
+    /// For `/readyz`.
+    pub readiness: Readiness,
+    /// Spans.
+    pub tracer: Tracer,
+    /// When this process started, by this node's clock.
+    pub started_ms: u64,
+}
+
+/// Runs until shutdown; `Ok(false)` when something had to be left to a reaper.
+pub async fn run(config: &Config, around: Surroundings, shutdown_request: Shutdown) -> anyhow::Result<bool> {
+    let engine = Engine::new(config);
+    let lanes = lane_count(config);
+    let shared = Arc::new(share(config, &engine, around, lanes)?);
+    check_redis(&engine).await?;
+    let (all_closed, closed) = shutdown();
+    let mut background = JoinSet::new();
+    let mut open = JoinSet::new();
+    for (shard, keys) in engine.shards.iter().enumerate() {
+        fence_predecessors(&engine, keys, &shared.registration).await?;
+        let beats: Vec<Arc<Beat>> =
+            (0..lanes).filter(|lane| lane % engine.shards.len() == shard).map(|_| Arc::new(Beat::new())).collect();
+        background.spawn(heartbeat::run(Arc::clone(&shared), beats.clone(), engine.session(keys), closed.clone()));
+        background.spawn(promote(engine.clone(), keys.clone(), shutdown_request.clone()));
+        if config.worker.reaper.enabled {
+            background.spawn(reap(engine.clone(), keys.clone(), config.clone(), Arc::clone(&shared), closed.clone()));
+        }
+        for (at, beat) in beats.into_iter().enumerate() {
+            let index = shard + at * engine.shards.len();
+            let lane = keep_open(
+                Arc::clone(&shared),
+                engine.clone(),
+                keys.clone(),
+                (index, at == 0),
+                beat,
+                shutdown_request.clone(),
+            );
+            open.spawn(lane);
+        }
+    }
+    background.spawn(export_gauges(engine.clone(), config.clone(), Arc::clone(&shared), closed.clone()));
+    let mut clean = true;
+    while let Some(end) = open.join_next().await {
+        clean &= matches!(end, Ok(End::Drained));
+    }
+    shared.readiness.drained();
+    all_closed.stop();
+    let ended = async { while background.join_next().await.is_some() {} };
+    let _ = tokio::time::timeout(Duration::from_secs(1), ended).await;
+    Ok(clean)
+}
+
+/// `max(shards, ceil(count / 100))`, and two from 100 slots on: one settles while the other reserves. A multiple of
+/// the shards is not needed: lanes are dealt to them in turn.
+fn lane_count(config: &Config) -> usize {
+    let (count, shards) = (config.worker.count as usize, config.worker.shards as usize);
+    match config.worker.lanes as usize {
+        0 => shards.max(count.div_ceil(100)).max(if count >= 100 { 2 } else { 1 }),
+        lanes => lanes.max(shards),
+    }
+}
+
+fn share(config: &Config, engine: &Engine, around: Surroundings, lanes: usize) -> anyhow::Result<Shared> {
+    let host = hostname::get()?.to_string_lossy().into_owned();
+    let process = format!("{host}-{}", std::process::id());
+    let worker = &config.worker;
+    crate::logs::set_worker_id(process.clone());
+    let registration = Registration {
+        control: if worker.pod_uid.is_empty() { process.clone() } else { worker.pod_uid.clone() },
+        process,
+        jobqueue_uid: worker.jobqueue_uid.clone(),
+        pod_uid: worker.pod_uid.clone(),
+        started_ms: around.started_ms,
+        ttl_ms: u64::try_from(engine.ttl.as_millis())?,
+    };
+    let now = Instant::now();
+    around.metrics.worker_slots(worker.count as usize);
+    Ok(Shared {
+        protocol: Arc::clone(&engine.protocol),
+        handler: handler(config)?,
+        slots: Slots::new(worker.count),
+        breakers: engine.queues.iter().map(|_| Mutex::new(Breaker::new(breaker_settings(config), now))).collect(),
+        queue_metrics: engine.queues.iter().map(|name| Arc::clone(around.metrics.queue(name))).collect(),
+        metrics: around.metrics,
+        tracer: around.tracer,
+        settings: LaneSettings {
+            ttl: engine.ttl,
+            park_timeout: worker.brpoplpush_timeout.get(),
+            completed_max: engine.completed_max,
+            capacity: (worker.count as usize).div_ceil(lanes).max(1),
+            drain_timeout: worker.drain_timeout.get(),
+            longest_backoff: engine.longest_backoff(),
+        },
+        registration,
+        readiness: around.readiness,
+        wake: tokio::sync::Notify::new(),
+        drained: (0..lanes).map(|_| AtomicBool::new(false)).collect(),
+    })
+}
+
+fn handler(config: &Config) -> anyhow::Result<Handler> {
+    let handler = &config.worker.handler;
+    let given = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+    Ok(match handler.kind {
+        HandlerKind::Simulate => Handler::Simulate(Simulate::new(&SimulateSettings {
+            base: handler.simulate.base.get(),
+            per_mib: handler.simulate.per_mib.get(),
+            fail_glob: handler.simulate.fail_glob.clone(),
+        })?),
+        HandlerKind::Http => Handler::Http(Box::new(Http::new(&HttpSettings {
+            url: handler.http.url.expose().to_owned(),
+            unix_socket: given(&handler.http.unix_socket).map(Into::into),
+            path: handler.http.path.clone(),
+            timeout: handler.http.timeout.get(),
+            token_file: given(&handler.http.token_file).map(Into::into),
+            hmac_key_file: given(&handler.http.hmac_key_file).map(Into::into),
+            concurrency: config.worker.count as usize,
+            ..HttpSettings::default()
+        })?)),
+        HandlerKind::Command => Handler::Command(Command::new(&CommandSettings {
+            argv: handler.command.argv.clone(),
+            timeout: handler.command.timeout.get(),
+            ..CommandSettings::default()
+        })?),
+    })
+}
+
+/// A configuration that can never work is said at once; a Redis that is away is waited for.
+async fn check_redis(engine: &Engine) -> anyhow::Result<()> {
+    for keys in &engine.shards {
+        match engine.session(keys).connect().await {
+            Err(StoreError::Connect(error)) if error.is_permanent() => return Err(error.into()),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// A container restarted in place has the same pod: whatever its predecessor held is certainly free. Without a
+/// pod's uid nothing is certain, and nothing is fenced.
+async fn fence_predecessors(engine: &Engine, keys: &Keys, me: &Registration) -> anyhow::Result<()> {
+    if me.pod_uid.is_empty() {
+        return Ok(());
+    }
+    let mut session = engine.session(keys);
+    let fenced = session.persist(async |session| {
+        let mut fenced = 0;
+        let mut offset = 0;
+        loop {
+            let lanes = session.lanes(offset, 100).await?;
+            if lanes.is_empty() {
+                return Ok(fenced);
+            }
+            offset += lanes.len();
+            for lane in lanes {
+                let Some(record) = session.lane(&lane).await? else { continue };
+                if record.pod_uid == me.pod_uid && record.started_ms < me.started_ms {
+                    fenced += usize::from(session.fence(&lane, true, "restarted").await? == Fenced::Fenced);
+                }
+            }
+        }
+    });
+    let fenced = fenced.await?;
+    if fenced > 0 {
+        tracing::warn!(count = fenced, reason = "restarted", "Fenced the lanes of this pod's earlier process");
+    }
+    Ok(())
+}
+
+/// One lane, opened again whenever its lease was lost.
+async fn keep_open(
+    shared: Arc<Shared>,
+    engine: Engine,
+    keys: Keys,
+    (index, parks): (usize, bool),
+    beat: Arc<Beat>,
+    shutdown: Shutdown,
+) -> End {
+    let park_reply = shared.settings.park_timeout + Duration::from_secs(2);
+    let mut session = engine.session(&keys);
+    loop {
+        let parked = if parks { 2 * keys.queues.len() } else { 0 };
+        let parks = (0..parked).map(|_| engine.session(&keys).with_reply_timeout(park_reply)).collect();
+        match Lane::open(Arc::clone(&shared), session, index, parks, Arc::clone(&beat)).await {
+            Ok(lane) => {
+                shared.readiness.reached(FIRST_LANE);
+                let (end, used) = lane.run(shutdown.clone()).await;
+                if end != End::Lost {
+                    return end;
+                }
+                session = used;
+            }
+            Err(error) => {
+                tracing::warn!(error = %error, "Could not open a lane, trying again");
+                session = engine.session(&keys);
+                if shutdown.within(shared.settings.longest_backoff).await {
+                    return End::Drained;
+                }
+            }
+        }
+        if shutdown.is_requested() {
+            return End::Drained;
+        }
+    }
+}
+
+async fn promote(engine: Engine, keys: Keys, shutdown: Shutdown) {
+    let mut session = engine.session(&keys);
+    while !shutdown.is_requested() {
+        let wait = match promoter::pass(&mut session, &engine.protocol).await {
+            Ok(promoted) if promoted.more => Duration::ZERO,
+            // Many workers promote; a little disorder keeps them from asking all at once.
+            Ok(_) => PROMOTE_EVERY.mul_f64(fastrand::f64() + 0.5),
+            Err(error) => {
+                tracing::warn!(error = %error, "Could not promote delayed jobs");
+                session.backoff()
+            }
+        };
+        if shutdown.within(wait).await {
+            return;
+        }
+    }
+}
+
+async fn reap(engine: Engine, keys: Keys, config: Config, shared: Arc<Shared>, stopped: Shutdown) {
+    let mut reaper = Reaper::new(engine.session(&keys), Arc::clone(&engine.protocol), reaper_settings(&config));
+    // ± 25 %, so that fleets do not synchronise.
+    let interval = || config.worker.reaper.interval.get().mul_f64(fastrand::f64().mul_add(0.5, 0.75));
+    while !stopped.within(interval()).await {
+        let outcome = async {
+            if reaper.is_relieved().await? {
+                return Ok(None);
+            }
+            reaper.pass().await.map(Some)
+        };
+        match outcome.await {
+            Ok(None) => {}
+            Ok(Some(reaped)) => {
+                if !reaped.moved.is_empty() {
+                    tracing::warn!(count = reaped.moved.len(), "Reaped jobs");
+                }
+                for (queue, verdict) in reaped.moved {
+                    let metrics = shared.metrics.queue(&queue);
+                    metrics.jobs_reaped(1);
+                    match verdict {
+                        Verdict::Suspected => metrics.jobs_interrupted(1),
+                        Verdict::Dead(reason) => {
+                            tracing::warn!(queue, reason = reason.as_str(), "Gave a job up");
+                            metrics.jobs_dead_lettered(1);
+                        }
+                        _ => {}
+                    }
+                }
+            }
+            Err(error) => tracing::warn!(error = %error, "Could not reap"),
+        }
+    }
+}
+
+/// Queue-wide gauges come from one process only, so that a sum over all of them does not lie.
+async fn export_gauges(engine: Engine, config: Config, shared: Arc<Shared>, stopped: Shutdown) {
+    let mut sessions: Vec<Session> = engine.shards.iter().map(|keys| engine.session(keys)).collect();
+    let side = engine.protocol.consuming_side();
+    let me = shared.registration.process.clone();
+    loop {
+        shared.metrics.worker_active(shared.slots.total() as usize - shared.slots.free().min(shared.slots.total() as usize));
+        let sampled = async {
+            let gauges = sessions[0].keys.gauges();
+            if !sessions[0].claim(&gauges, &me, GAUGES_TTL).await? || sessions[0].exists(&engine.shards[0].central()).await? {
+                return Ok(None);
+            }
+            let mut sample = QueueSample::default();
+            for session in &mut sessions {
+                let snapshot = session.snapshot(side).await?;
+                sample.dead_letters += snapshot.dead_letters;
+                for (at, queue) in snapshot.queues.iter().enumerate() {
+                    if sample.queues.len() <= at {
+                        let queue = engine.queues[at].clone();
+                        sample.queues.push(QueueReading { queue, ..QueueReading::default() });
+                    }
+                    let reading = &mut sample.queues[at];
+                    reading.length += queue.waiting + queue.suspects;
+                    reading.delayed += queue.delayed;
+                    let age = oldest_age(&queue.oldest, snapshot.now_ms);
+                    reading.oldest_age = reading.oldest_age.max(age);
+                }
+            }
+            Ok::<_, StoreError>(Some(sample))
+        };
+        match sampled.await {
+            Ok(sample) => shared.metrics.export_queue_gauges(sample),
+            Err(error) => {
+                shared.metrics.export_queue_gauges(None);
+                tracing::debug!(error = %error, "Could not sample the queues");
+            }
+        }
+        if stopped.within(config.observability.queue_sample_interval.get()).await {
+            return;
+        }
+    }
+}
+
+/// How long the oldest job has waited, by what it says of itself.
+fn oldest_age(oldest: &[u8], now_ms: u64) -> Option<Duration> {
+    let job = jobqueue::job::Job::decode(bytes::Bytes::copy_from_slice(oldest), usize::MAX).ok()?;
+    let made: jiff::Timestamp = job.fields.creation_time.parse().ok()?;
+    let made_ms = u64::try_from(made.as_millisecond()).ok()?;
+    Some(Duration::from_millis(now_ms.saturating_sub(made_ms)))
+}
