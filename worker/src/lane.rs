@@ -219,7 +219,9 @@ impl Lane {
         match event {
             Event::Finished { key, outcome, took } => {
                 let Some((queue, at)) = self.find(key) else { return };
-                self.finished(queue, at, outcome, took);
+                if let Phase::Running(job, _) = &self.held[queue][at].phase {
+                    self.finished(queue, at, Arc::clone(job), outcome, took);
+                }
             }
             Event::Admitted { key, permit } => {
                 let Some((queue, at)) = self.find(key) else { return };
@@ -329,8 +331,7 @@ impl Lane {
         if !tracer.is_on()
             && let Some(outcome) = self.shared.handler.instant(&job)
         {
-            self.held[queue][at].phase = Phase::Running(job, tokio::spawn(async {}));
-            self.finished(queue, at, outcome, started.elapsed());
+            self.finished(queue, at, job, outcome, started.elapsed());
             return;
         }
         let (shared, sender, running) = (Arc::clone(&self.shared), self.sender.clone(), Arc::clone(&job));
@@ -356,12 +357,8 @@ impl Lane {
         self.held[queue][at].phase = Phase::Running(job, task);
     }
 
-    fn finished(&mut self, queue: usize, at: usize, outcome: Outcome, took: Duration) {
+    fn finished(&mut self, queue: usize, at: usize, job: Arc<Job>, outcome: Outcome, took: Duration) {
         let held = &mut self.held[queue][at];
-        let job = match &held.phase {
-            Phase::Running(job, _) | Phase::Waiting(job, _) | Phase::Admitted(job) => Arc::clone(job),
-            Phase::Finished(..) | Phase::Rejected(_) => return,
-        };
         self.shared.queue_metrics[queue].job_ran(took);
         match self.shared.protocol.breaker_sample(&outcome) {
             Some(ok) => self.shared.sampled(queue, ok),
@@ -389,11 +386,7 @@ impl Lane {
 
     fn must_cycle(&self) -> bool {
         let due = self.cycled.elapsed() >= TICK;
-        let ready = |held: &Held| match &held.phase {
-            Phase::Finished(..) | Phase::Rejected(_) => held.refused.is_none_or(|at| at.elapsed() >= TICK),
-            Phase::Admitted(_) => true,
-            Phase::Waiting(..) | Phase::Running(..) => false,
-        };
+        let ready = |held: &Held| held.is_settleable() || matches!(held.phase, Phase::Admitted(_));
         let parks = (self.parks.iter()).any(|park| matches!(park.state, State::Adopting | State::Releasing));
         let look = self.may_park() && !self.looked && !self.hungry;
         due || parks
@@ -420,8 +413,9 @@ impl Lane {
     async fn cycle(&mut self) -> Result<(), End> {
         failpoint::hit("before-cycle");
         let permits = if self.may_reserve() { self.shared.slots.take(self.room()) } else { None };
-        let room = permits.as_ref().map_or(0, Permit::num_permits);
-        let (cycle, plan, claimed) = self.plan(room);
+        let free = permits.as_ref().map_or(0, Permit::num_permits);
+        let (cycle, plan, claimed) = self.plan(free);
+        let room = cycle.room;
         let words: Vec<_> = self.parks.iter().map(|park| park.state).collect();
         let answer = self.say(&cycle).await?;
         self.cycled = Instant::now();
@@ -438,7 +432,8 @@ impl Lane {
         }
         self.looked = true;
         self.control(&cycled);
-        self.settled(&plan, &cycled);
+        let mut permits: Vec<Permit> = permits.into_iter().collect();
+        permits.extend(self.settled(&plan, &cycled));
         let got = self.reserved(&cycled, permits, &claimed);
         self.hungry = room > 0 && got >= room && self.may_reserve();
         if self.hungry && self.shared.slots.free() > 0 {
@@ -462,9 +457,15 @@ impl Lane {
     }
 
     /// What to say: decisions are made here, and carried out by one script.
-    fn plan(&mut self, room: usize) -> (Cycle, Vec<Planned>, Vec<bool>) {
+    fn plan(&mut self, free: usize) -> (Cycle, Vec<Planned>, Vec<bool>) {
         let now = Instant::now();
         let now_ms = self.session.now_ms();
+        // A slot whose job is settled by this call is free for the next in the same call.
+        let room = if self.may_reserve() && !self.shared.slots.is_awaited() {
+            free + self.held.iter().flatten().filter(|held| held.is_settleable()).count()
+        } else {
+            free
+        };
         let mut cycle = Cycle { seq: self.seq + 1, room, ..Cycle::default() };
         let (mut by_position, mut by_bytes, mut done) = (Vec::new(), Vec::new(), Vec::new());
         let mut claimed = Vec::new();
@@ -490,7 +491,7 @@ impl Lane {
             drop(breaker);
             claimed.push(probes);
             for (position, held) in self.held[queue].iter_mut().enumerate() {
-                if held.refused.is_some_and(|at| at.elapsed() < TICK) {
+                if !held.is_settleable() {
                     continue;
                 }
                 held.refused = None;
@@ -575,14 +576,17 @@ impl Lane {
         }
     }
 
-    fn settled(&mut self, plan: &[Planned], cycled: &Cycled) {
+    /// Forgets what was settled; answers the slots that became free.
+    fn settled(&mut self, plan: &[Planned], cycled: &Cycled) -> Vec<Permit> {
+        let mut permits = Vec::with_capacity(plan.len());
         for (planned, status) in plan.iter().zip(&cycled.statuses) {
             let Some(at) = self.held[planned.queue].iter().position(|held| held.key == planned.key) else { continue };
             match status {
                 Status::Settled => {
-                    let held = self.held[planned.queue].remove(at);
+                    let mut held = self.held[planned.queue].remove(at);
                     self.report(&held, planned);
                     self.dropped(&held);
+                    permits.extend(held.permit.take());
                 }
                 Status::NotHeld => {
                     let held = self.held[planned.queue].remove(at);
@@ -604,6 +608,10 @@ impl Lane {
         } else if was && !quiet_and_empty {
             self.shared.readiness.resumed();
         }
+        if self.shared.slots.is_awaited() {
+            permits.clear();
+        }
+        permits
     }
 
     fn dropped(&mut self, held: &Held) {
@@ -632,7 +640,7 @@ impl Lane {
     }
 
     /// Takes over what a cycle brought; answers how many jobs are new.
-    fn reserved(&mut self, cycled: &Cycled, mut permits: Option<Permit>, claimed: &[bool]) -> usize {
+    fn reserved(&mut self, cycled: &Cycled, mut permits: Vec<Permit>, claimed: &[bool]) -> usize {
         let mut got = 0;
         for (queue, returned) in cycled.queues.iter().enumerate() {
             let fresh = if returned.whole { self.resync(queue, returned) } else { returned.jobs.clone() };
@@ -641,8 +649,7 @@ impl Lane {
             }
             for raw in fresh {
                 got += 1;
-                let permit = permits.as_mut().and_then(|permits| permits.split(1));
-                match permit.or_else(|| self.shared.slots.take(1)) {
+                match one_of(&mut permits).or_else(|| self.shared.slots.take(1)) {
                     Some(permit) => self.admit(queue, raw, permit),
                     None => self.refuse(queue, raw),
                 }
@@ -800,12 +807,30 @@ impl Lane {
 }
 
 impl Held {
+    /// The next cycle can say what becomes of it; what was refused is said again after a while.
+    fn is_settleable(&self) -> bool {
+        matches!(self.phase, Phase::Finished(..) | Phase::Rejected(_))
+            && self.refused.is_none_or(|at| at.elapsed() >= TICK)
+    }
+
     fn id(&self) -> &str {
         match &self.phase {
             Phase::Waiting(job, _) | Phase::Admitted(job) | Phase::Running(job, _) | Phase::Finished(job, ..) => {
                 &job.fields.id
             }
             Phase::Rejected(_) => "",
+        }
+    }
+}
+
+/// One slot of those at hand.
+fn one_of(permits: &mut Vec<Permit>) -> Option<Permit> {
+    loop {
+        let last = permits.last_mut()?;
+        match last.num_permits() {
+            0 => drop(permits.pop()),
+            1 => return permits.pop(),
+            _ => return last.split(1),
         }
     }
 }

@@ -4,6 +4,7 @@
 //! suspects at most count/2^n run at once, and one that has seen enough deaths runs alone in its process: only
 //! then can it be blamed for the next. No other rule is needed to tell one crasher from the jobs beside it.
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -14,13 +15,14 @@ pub type Permit = OwnedSemaphorePermit;
 #[derive(Debug, Clone)]
 pub struct Slots {
     free: Arc<Semaphore>,
+    waiting: Arc<AtomicUsize>,
     total: u32,
 }
 
 impl Slots {
     /// `total` free slots.
     pub fn new(total: u32) -> Self {
-        Self { free: Arc::new(Semaphore::new(total as usize)), total }
+        Self { free: Arc::new(Semaphore::new(total as usize)), waiting: Arc::default(), total }
     }
 
     /// How many there are.
@@ -58,7 +60,29 @@ impl Slots {
 
     /// Waits for this many slots: first come, first served, so a heavy job is not starved by light ones.
     pub async fn acquire(&self, weight: u32) -> Option<Permit> {
+        let _waiting = Waiting::start(&self.waiting);
         Arc::clone(&self.free).acquire_many_owned(weight).await.ok()
+    }
+
+    /// Whether a suspect waits for its slots: then a slot that becomes free belongs to it, not to the next job.
+    pub fn is_awaited(&self) -> bool {
+        self.waiting.load(Ordering::SeqCst) > 0
+    }
+}
+
+/// Counts one who waits, also when it is given up.
+struct Waiting(Arc<AtomicUsize>);
+
+impl Waiting {
+    fn start(count: &Arc<AtomicUsize>) -> Self {
+        count.fetch_add(1, Ordering::SeqCst);
+        Self(Arc::clone(count))
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }
 

@@ -50,7 +50,7 @@ local function release(parked, back)
   end
 end
 
-local looks = {}
+local looks, reserved_count = {}, 0
 for queue = 1, queues do
   limits[queue] = { tonumber(ARGV[at]), tonumber(ARGV[at + 1]) }
   for which = PARKED, PARKED_SUSPECTS do
@@ -60,6 +60,7 @@ for queue = 1, queues do
       local arrived = redis.call('LRANGE', parked, 0, 9)
       for _, job in ipairs(arrived) do redis.call('RPUSH', key_of(queue, HELD), job) end
       redis.call('LTRIM', parked, #arrived, -1)
+      reserved_count = reserved_count + #arrived
     elseif word == 'r' then
       release(parked, key_of(queue, which == PARKED and QUEUE or SUSPECTS))
     elseif word == '0' then
@@ -112,7 +113,7 @@ bury()
 
 local keep, done_count = tonumber(ARGV[8]), 0
 for queue = 1, queues do
-  local done, held, kept = tonumber(ARGV[at]), key_of(queue, HELD), {}
+  local done, held = tonumber(ARGV[at]), key_of(queue, HELD)
   at = at + 1
   if done > 0 then
     local reason = keep ~= 0 and unfit(KEYS[5], 'list')
@@ -120,18 +121,31 @@ for queue = 1, queues do
       errors[#errors + 1] = { 0, KEYS[5], reason }
       for _ = 1, done do statuses[#statuses + 1] = 'e' end
     else
-      for d = at, at + done - 1 do
-        local removed = redis.call('LREM', held, 1, ARGV[d])
-        statuses[#statuses + 1] = removed == 1 and '1' or '0'
-        if removed == 1 then
-          done_count = done_count + 1
-          if keep ~= 0 then kept[#kept + 1] = ARGV[d] end
+      -- As a rule the oldest finish first: then the done are the head of the list, and one trim removes them.
+      local first, in_order = redis.call('LRANGE', held, 0, done - 1), true
+      for d = 1, done do
+        if first[d] ~= ARGV[at + d - 1] then in_order = false break end
+      end
+      local kept, from, to = ARGV, at, at + done - 1
+      if in_order then
+        redis.call('LTRIM', held, done, -1)
+        for _ = 1, done do statuses[#statuses + 1] = '1' end
+      else
+        kept, from = {}, 1
+        for d = at, at + done - 1 do
+          local removed = redis.call('LREM', held, 1, ARGV[d]) == 1
+          statuses[#statuses + 1] = removed and '1' or '0'
+          if removed then kept[#kept + 1] = ARGV[d] end
         end
+        to = #kept
       end
-      for first = 1, #kept, 500 do
-        redis.pcall('LPUSH', KEYS[5], unpack(kept, first, math.min(first + 499, #kept)))
+      done_count = done_count + to - from + 1
+      if keep ~= 0 and to >= from then
+        for page = from, to, 500 do
+          redis.pcall('LPUSH', KEYS[5], unpack(kept, page, math.min(page + 499, to)))
+        end
+        if keep > 0 then redis.pcall('LTRIM', KEYS[5], 0, keep - 1) end
       end
-      if keep > 0 and #kept > 0 then redis.pcall('LTRIM', KEYS[5], 0, keep - 1) end
     end
     at = at + done
   end
@@ -149,7 +163,7 @@ for _, look in ipairs(looks) do
     redis.call('RPUSH', key_of(look[1], HELD), job)
     redis.call('LPOP', look[2])
     table.insert(reserved[look[1]], job)
-    room, budget, got = room - 1, budget - #job, got + 1
+    room, budget, got, reserved_count = room - 1, budget - #job, got + 1, reserved_count + 1
   end
 end
 
@@ -176,7 +190,6 @@ local function take(queue, from, want)
   return taken
 end
 
-local reserved_count = 0
 if paused == 0 and quiet == '' then
   for queue = 1, queues do
     if not whole[queue] then
