@@ -3,6 +3,8 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use redis::aio::MultiplexedConnection;
+
 use crate::child::free_port;
 use crate::redis_server::{Options, RedisServer};
 use crate::wait::eventually;
@@ -11,8 +13,10 @@ use crate::wait::eventually;
 const SLOTS: u16 = 16_384;
 /// Gossip needs a second or two to make all nodes agree.
 const AGREE_TIMEOUT: Duration = Duration::from_secs(60);
-/// Keys moved by one MIGRATE, and how long it may take.
-const KEYS_A_PAGE: &str = "100";
+/// Keys moved by one MIGRATE.
+const KEYS_A_PAGE: u16 = 100;
+/// How long one MIGRATE may take.
+const MIGRATE_TIMEOUT_MS: u16 = 5000;
 
 /// Three masters that share the slots evenly.
 #[derive(Debug)]
@@ -111,14 +115,13 @@ impl Cluster {
     /// Starts the move of a slot: from now on its owner answers ASK for keys that are gone already.
     pub async fn begin_slot_move(&self, slot: u16, to: usize) {
         let from = self.owner_of(slot);
-        self.set_slot(to, slot, "IMPORTING", from).await;
-        self.set_slot(from, slot, "MIGRATING", to).await;
+        self.begin(&mut self.connections().await, slot, from, to).await;
     }
 
     /// Moves the keys of a slot and hands it over: from now on its old owner answers MOVED.
     pub async fn finish_slot_move(&self, slot: u16, to: usize) {
         let from = self.owner_of(slot);
-        self.hand_over(slot, from, to).await;
+        self.finish(&mut self.connections().await, slot, from, to).await;
     }
 
     /// Moves a slot with its keys.
@@ -127,48 +130,48 @@ impl Cluster {
         self.finish_slot_move(slot, to).await;
     }
 
-    /// Moves every slot of a node with its keys.
+    /// Moves every slot of a node with its keys; a third of all slots takes some seconds.
     pub async fn move_all_slots(&self, from: usize, to: usize) {
+        let mut connections = self.connections().await;
         for slot in self.slots_of(from) {
-            self.set_slot(to, slot, "IMPORTING", from).await;
-            self.set_slot(from, slot, "MIGRATING", to).await;
-            self.hand_over(slot, from, to).await;
+            self.begin(&mut connections, slot, from, to).await;
+            self.finish(&mut connections, slot, from, to).await;
         }
     }
 
-    async fn hand_over(&self, slot: u16, from: usize, to: usize) {
-        let mut source = self.nodes[from].connection().await;
+    async fn connections(&self) -> Vec<MultiplexedConnection> {
+        futures::future::join_all(self.nodes.iter().map(RedisServer::connection)).await
+    }
+
+    async fn begin(&self, nodes: &mut [MultiplexedConnection], slot: u16, from: usize, to: usize) {
+        self.set_slot(&mut nodes[to], slot, "IMPORTING", from).await;
+        self.set_slot(&mut nodes[from], slot, "MIGRATING", to).await;
+    }
+
+    async fn finish(&self, nodes: &mut [MultiplexedConnection], slot: u16, from: usize, to: usize) {
         loop {
             let mut page = redis::cmd("CLUSTER");
             page.arg("GETKEYSINSLOT").arg(slot).arg(KEYS_A_PAGE);
-            let keys: Vec<Vec<u8>> = page.query_async(&mut source).await.expect("list the keys of a slot");
+            let keys: Vec<Vec<u8>> =
+                page.query_async(&mut nodes[from]).await.expect("list the keys of a slot");
             if keys.is_empty() {
                 break;
             }
             let mut migrate = redis::cmd("MIGRATE");
-            migrate
-                .arg("127.0.0.1")
-                .arg(self.nodes[to].port())
-                .arg("")
-                .arg(0)
-                .arg(5000)
-                .arg("KEYS")
-                .arg(keys);
-            migrate.query_async::<()>(&mut source).await.expect("migrate keys");
+            migrate.arg("127.0.0.1").arg(self.nodes[to].port()).arg("").arg(0).arg(MIGRATE_TIMEOUT_MS);
+            migrate.arg("KEYS").arg(keys);
+            migrate.query_async::<()>(&mut nodes[from]).await.expect("migrate keys");
         }
         // The new owner first: were the old one told first, it would send clients to a node that refuses.
-        for node in [to, from] {
-            self.set_slot(node, slot, "NODE", to).await;
-        }
-        for node in (0..self.nodes.len()).filter(|node| *node != to && *node != from) {
-            self.set_slot(node, slot, "NODE", to).await;
+        let others = (0..nodes.len()).filter(|node| *node != to && *node != from);
+        for node in [to, from].into_iter().chain(others) {
+            self.set_slot(&mut nodes[node], slot, "NODE", to).await;
         }
     }
 
-    async fn set_slot(&self, node: usize, slot: u16, state: &str, other: usize) {
-        let mut connection = self.nodes[node].connection().await;
+    async fn set_slot(&self, node: &mut MultiplexedConnection, slot: u16, state: &str, other: usize) {
         let mut command = redis::cmd("CLUSTER");
         command.arg("SETSLOT").arg(slot).arg(state).arg(&self.ids[other]);
-        command.query_async::<()>(&mut connection).await.expect("set the state of a slot");
+        command.query_async::<()>(node).await.expect("set the state of a slot");
     }
 }
