@@ -1,0 +1,53 @@
+# `make help` lists the targets. Cargo always gets --workspace: a single -p would resolve other features and
+# build every dependency a second time.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help setup build lint deny test test-full coverage bench demo clean
+
+CARGO ?= cargo
+# Cargo's own variable wins, so that binaries are looked for where cargo puts them.
+TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
+# Lines covered in each of the crates jobqueue and jobqueue-worker, in per cent.
+COVERAGE_MIN ?= 80
+# Arguments of the benchmark, e.g. make bench ARGS=--quick
+ARGS ?=
+
+help: ## List the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r name text; do \
+		printf '  %-10s %s\n' "$$name" "$$text"; done
+
+setup: ## Install what build and tests need and this machine lacks (Debian packages)
+	@scripts/setup
+
+build: ## Build all binaries
+	$(CARGO) build --workspace --bins
+
+lint: ## Check format and lints, warnings are errors
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+
+# The advisories need a database from a git host: where only package registries can be reached, the check
+# cannot run, and CI on the open internet runs it (.github/workflows/ci.yaml).
+deny: ## Check licences, banned crates and sources of all dependencies
+	"$$(scripts/cargo-tool cargo-deny 0.20.2)" --workspace check --hide-inclusion-graph licenses bans sources
+
+# The binaries first: the end-to-end tests start them, and cargo builds another package's binaries for no test.
+test: setup build ## Run all tests but the long ones (some minutes)
+	$(CARGO) test --workspace
+
+test-full: setup lint deny build ## Everything: lints, dependencies, and all tests with the long ones
+	$(CARGO) test --workspace -- --include-ignored
+
+coverage: setup ## Measure line coverage, fail under COVERAGE_MIN per cent
+	scripts/coverage $(COVERAGE_MIN)
+
+bench: setup ## Print throughput, latency and round trips (ARGS=...)
+	$(CARGO) build --release --workspace --bins
+	$(TARGET_DIR)/release/bench $(ARGS)
+
+demo: setup build ## Watch files become jobs and jobs get done, on a Redis of its own
+	scripts/demo $(TARGET_DIR)/debug/worker
+
+clean: ## Remove what was built
+	$(CARGO) clean
