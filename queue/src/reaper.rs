@@ -12,7 +12,7 @@ use bytes::Bytes;
 use crate::effects::Verdict;
 use crate::keys::QueueKeys;
 use crate::protocol::{Interruption, Protocol};
-use crate::store::{Fenced, LaneRecord, PAGE_COUNT, PageKind, RecordedLists, Session, Status, StoreError};
+use crate::store::{Fenced, LaneRecord, PAGE_COUNT, PageKind, RecordedLists, Session, Status, StoreError, digest};
 
 /// Time between the two looks.
 const SECOND_LOOK: Duration = Duration::from_secs(2);
@@ -140,12 +140,10 @@ impl Reaper {
             return Ok(());
         };
         let lists: Vec<String> = record.lists.iter().flat_map(|queue| queue.lists.clone()).collect();
-        let total: u64 = self.session.lengths(&lists).await?.iter().sum();
-        let alone = record.alone && total == 1;
-        if total > 0 {
+        if self.session.lengths(&lists).await?.iter().any(|length| *length > 0) {
             for queue in &record.lists {
                 for list in &queue.lists {
-                    self.empty_list(lane, &record, queue, list, alone, reaped).await?;
+                    self.empty_list(lane, &record, queue, list, reaped).await?;
                 }
             }
         }
@@ -160,20 +158,22 @@ impl Reaper {
         record: &LaneRecord,
         queue: &RecordedLists,
         list: &str,
-        alone: bool,
         reaped: &mut Reaped,
     ) -> Result<(), StoreError> {
         loop {
-            let page = self.session.page(list, PageKind::Head, PAGE_COUNT).await?;
+            // The newest first: each goes to the consuming end, so the oldest ends up as the next one out.
+            let page = self.session.page(list, PageKind::Tail, PAGE_COUNT).await?;
             if page.entries.is_empty() {
                 return Ok(());
             }
-            let how =
-                Interruption { cause: &record.fenced, outside: is_outside(&record.fenced), alone };
+            let (cause, outside) = (record.fenced.as_str(), is_outside(&record.fenced));
             let now_ms = self.session.now_ms();
             let decisions: Vec<_> = (page.entries.iter())
                 .map(|raw| {
                     let queue = self.queue_of(queue, raw);
+                    // Whoever ran alone had every slot: what else the lane held had not been started.
+                    let alone = !record.alone.is_empty() && record.alone == digest(raw);
+                    let how = Interruption { cause, outside, alone };
                     (queue.name.clone(), raw.clone(), self.protocol.interrupted(raw, &queue, how, now_ms))
                 })
                 .collect();

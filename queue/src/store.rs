@@ -14,7 +14,7 @@ mod cycle;
 mod jobs;
 mod lanes;
 
-pub use cycle::{Cycle, Cycled, LaneHandle, Parked, QueueAsk, Refusal, Returned, Settlement, Status};
+pub use cycle::{Cycle, Cycled, LaneHandle, Parked, QueueAsk, Refusal, Returned, Settlement, Status, digest};
 pub use jobs::{Dead, Enqueue, EnqueueError, Granted, Page, PageKind, QueueSnapshot, Snapshot, Turn};
 pub use lanes::{Fenced, LaneRecord, RecordedLists, Registration};
 

@@ -13,7 +13,7 @@ use jobqueue::job::{Job, NotAJob};
 use jobqueue::outcome::{Failure, Outcome, Reason};
 use jobqueue::protocol::Interruption;
 use jobqueue::protocol::files::COMPLETED_ENTRY_MAX;
-use jobqueue::store::{Cycle, Cycled, LaneHandle, QueueAsk, Returned, Session, Settlement, Status, StoreError};
+use jobqueue::store::{Cycle, Cycled, LaneHandle, QueueAsk, Returned, Session, Settlement, Status, StoreError, digest};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
@@ -254,7 +254,7 @@ impl Lane {
             Arrival::Answered(None) => self.parks[park].state = State::Idle,
             Arrival::Broken => {
                 self.parks[park].state = State::Idle;
-                self.parks[park].cut_off = true;
+                self.parks[park].cut_off = Some(Instant::now());
             }
             Arrival::Answered(Some(raw)) => {
                 let permit = if self.may_reserve() { self.shared.slots.take(1) } else { None };
@@ -361,7 +361,7 @@ impl Lane {
         let held = &mut self.held[queue][at];
         self.shared.queue_metrics[queue].job_ran(took);
         match self.shared.protocol.breaker_sample(&outcome) {
-            Some(ok) => self.shared.sampled(queue, ok),
+            Some(ok) => self.shared.sampled(queue, ok, held.probe),
             None if held.probe => self.shared.breaker(queue).abandoned(),
             None => {}
         }
@@ -440,7 +440,7 @@ impl Lane {
             self.shared.wake.notify_waiters();
         }
         // The record says now that it runs alone.
-        if cycle.alone
+        if !cycle.alone.is_empty()
             && let Some((queue, at)) = self.alone.and_then(|key| self.find(key))
             && let Phase::Admitted(job) = &self.held[queue][at].phase
         {
@@ -529,7 +529,11 @@ impl Lane {
         let (settlements, mut plan): (Vec<_>, Vec<_>) = by_position.into_iter().chain(by_bytes).unzip();
         cycle.settlements = settlements;
         plan.extend(done);
-        cycle.alone = self.alone.is_some_and(|key| plan.iter().all(|planned| planned.key != key));
+        let alone = self.alone.filter(|key| plan.iter().all(|planned| planned.key != *key));
+        cycle.alone = alone
+            .and_then(|key| self.find(key))
+            .map(|(queue, at)| digest(&self.held[queue][at].raw))
+            .unwrap_or_default();
         (cycle, plan, claimed)
     }
 
@@ -783,7 +787,7 @@ impl Lane {
 
     async fn close(&mut self) -> End {
         failpoint::hit("before-close");
-        let cut_off = self.parks.iter().any(|park| park.cut_off);
+        let cut_off = self.parks.iter().any(Park::may_still_deliver);
         let patience = Instant::now() + LAST_WORDS;
         loop {
             match self.session.close(&self.handle, cut_off).await {

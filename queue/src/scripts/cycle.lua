@@ -2,7 +2,7 @@
 -- reserve what fits. Changes nothing unless the lane still holds its lease.
 -- KEYS[1] record  [2] paused  [3] quiet  [4] counters  [5] completed
 --         then five a queue: queue, suspects, held, parked, parked suspects; then destinations of effects
--- ARGV[1] token  [2] seq  [3] "1" while a suspect runs alone  [4] quiet word acknowledged  [5] room (free slots)
+-- ARGV[1] token  [2] seq  [3] digest of the suspect that runs alone, or ""  [4] quiet word acknowledged  [5] room (free slots)
 --     [6] byte budget of the reply  [7] consuming side: R or L  [8] completed_max  [9] busy ms to count
 --     [10] failed to count  [11] number of queues
 --     then a queue: limit (at most this many, 0 = leave alone), suspects limit, parked, parked suspects,

@@ -38,8 +38,8 @@ pub struct RecordedLists {
 pub struct LaneRecord {
     /// It has its lease.
     pub leased: bool,
-    /// A suspect ran alone in its process.
-    pub alone: bool,
+    /// The digest of the suspect that ran alone in its process, or empty.
+    pub alone: String,
     /// Why it was fenced.
     pub fenced: String,
     /// See [`Registration`].
@@ -231,7 +231,7 @@ impl Session {
             let value = text(value);
             match text(name).as_str() {
                 "token" => record.leased = true,
-                "alone" => record.alone = value == "1",
+                "alone" => record.alone = value,
                 "fenced" => record.fenced = value,
                 "pod" => record.pod_uid = value,
                 "jobqueue" => record.jobqueue_uid = value,
