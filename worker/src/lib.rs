@@ -1,2 +1,3 @@
 //! The worker.
 pub mod handler;
+pub mod scan;
