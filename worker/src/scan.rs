@@ -197,7 +197,6 @@ impl Scanner {
                             walk.skip_current_dir();
                             continue;
                         }
-                        // The walk does not descend there by itself.
                         Enter::OtherDevice => skipped(entry.path(), SkipReason::OtherDevice),
                     }
                 }
@@ -239,12 +238,13 @@ impl Scanner {
     fn enter(&self, entry: &DirEntry, report: &mut ScanReport) -> Enter {
         if entry.depth() > 0 {
             report.listing.met(entry.path());
-            if self.closed.is_match(self.relative(entry.path())) {
-                return Enter::No;
-            }
-            // An error is met again, and reported, when the walk opens the directory.
+            // Asked first: the walk stays out of it by itself, and skipping what it is not in would skip the
+            // rest of the parent. An error is met again, and reported, when the walk opens the directory.
             if entry.metadata().is_ok_and(|metadata| Some(metadata.dev()) != report.root_device) {
                 return Enter::OtherDevice;
+            }
+            if self.closed.is_match(self.relative(entry.path())) {
+                return Enter::No;
             }
         }
         report.listing.read(entry.path());
