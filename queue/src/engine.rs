@@ -17,6 +17,8 @@ use crate::store::Session;
 pub struct Engine {
     /// Makes connections.
     pub connector: Connector,
+    /// What the keys are made from.
+    pub naming: Naming,
     /// The keys of every shard.
     pub shards: Vec<Keys>,
     /// The wire format.
@@ -61,6 +63,7 @@ impl Engine {
             shards: Keys::all(&naming),
             protocol: Arc::new(protocol),
             queues: naming.queues.iter().map(|(name, _)| name.clone()).collect(),
+            naming,
             completed_max: kept(worker.completed_max),
             ttl: worker.heartbeat_ttl.get(),
         }

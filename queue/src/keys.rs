@@ -233,7 +233,7 @@ fn fnv1a(bytes: &[u8]) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     pub(crate) fn naming(shards: u16, cluster: bool) -> Naming {

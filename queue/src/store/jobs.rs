@@ -9,6 +9,7 @@ use super::{
     number, text, unexpected,
 };
 use crate::effects::{Effect, Side};
+use crate::keys::Keys;
 
 /// A job to be enqueued.
 #[derive(Debug, Clone)]
@@ -319,6 +320,26 @@ impl Session {
         let mut get = Cmd::new();
         get.arg("EXISTS").arg(key);
         Ok(number(&self.query(&get).await?) == Some(1))
+    }
+
+    /// Reads a string.
+    pub async fn get(&mut self, key: &str) -> Result<Option<String>, StoreError> {
+        let mut get = Cmd::new();
+        get.arg("GET").arg(key);
+        let value = self.query(&get).await?;
+        Ok((value != Value::Nil).then(|| text(value)))
+    }
+
+    /// Whether a shard holds no job that somebody would still have to run.
+    pub async fn is_empty(&mut self, shard: &Keys) -> Result<bool, StoreError> {
+        let mut keys = vec![shard.lanes(), shard.reaping()];
+        keys.extend(shard.queues.iter().flat_map(|queue| [&queue.queue, &queue.suspects, &queue.delayed]).cloned());
+        for key in keys {
+            if self.exists(&key).await? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Deletes a key in the background of Redis.

@@ -10,6 +10,7 @@ use jobqueue::config::{Config, HandlerKind};
 use jobqueue::effects::Verdict;
 use jobqueue::engine::{Engine, breaker_settings, reaper_settings};
 use jobqueue::keys::Keys;
+use jobqueue::layout::{self, LayoutError};
 use jobqueue::promoter;
 use jobqueue::reaper::Reaper;
 use jobqueue::store::{Fenced, Registration, Session, StoreError};
@@ -44,10 +45,11 @@ pub struct Surroundings {
 
 /// Runs until shutdown; `Ok(false)` when something had to be left to a reaper.
 pub async fn run(config: &Config, around: Surroundings, shutdown_request: Shutdown) -> anyhow::Result<bool> {
-    let engine = Engine::new(config);
-    let lanes = lane_count(config);
-    let shared = Arc::new(share(config, &engine, around, lanes)?);
+    let mut engine = Engine::new(config);
     check_redis(&engine).await?;
+    serve_leftovers(&mut engine, &shutdown_request).await?;
+    let lanes = lane_count(config).max(engine.shards.len());
+    let shared = Arc::new(share(config, &engine, around, lanes)?);
     let (all_closed, closed) = shutdown();
     let mut background = JoinSet::new();
     let mut open = JoinSet::new();
@@ -169,6 +171,28 @@ async fn check_redis(engine: &Engine) -> anyhow::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Shards that a wider layout has left behind are served like ours until they are empty; nothing pushes to them.
+async fn serve_leftovers(engine: &mut Engine, shutdown: &Shutdown) -> anyhow::Result<()> {
+    loop {
+        match layout::settle(engine).await {
+            Ok(leftovers) => {
+                if !leftovers.is_empty() {
+                    tracing::info!(count = leftovers.len(), "Serving the shards of an earlier layout until they are empty");
+                }
+                engine.shards.extend(leftovers);
+                return Ok(());
+            }
+            Err(LayoutError::Store(error)) if error.is_transient() => {
+                tracing::warn!(error = %error, "Could not reach Redis, trying again");
+                if shutdown.within(engine.longest_backoff()).await {
+                    return Ok(());
+                }
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
 }
 
 /// A container restarted in place has the same pod: whatever its predecessor held is certainly free. Without a
