@@ -18,8 +18,8 @@ use crate::wait::eventually;
 
 /// How long the worker may take to say something.
 const LOG_TIMEOUT: Duration = Duration::from_secs(30);
-/// The failpoints that the worker's debug build reads.
-const FAILPOINTS: &str = "FAILPOINTS";
+/// Where the worker's debug build is to kill itself.
+const FAILPOINT: &str = "WORKER_FAILPOINT";
 /// What a child keeps of our environment. All else could be a setting: the worker reads its
 /// configuration from the environment too. `LLVM_PROFILE_FILE` makes its coverage count.
 const KEPT: [&str; 5] = ["PATH", "HOME", "TMPDIR", "RUST_BACKTRACE", "LLVM_PROFILE_FILE"];
@@ -39,8 +39,8 @@ pub struct WorkerOptions {
     pub args: Vec<String>,
     /// Environment overrides of the configuration.
     pub env: Vec<(String, String)>,
-    /// Where the process is to fail, `FAILPOINTS`.
-    pub failpoints: Option<String>,
+    /// Where the process kills itself (`after-cycle`, `before-handle:3` for the third time).
+    pub failpoint: Option<String>,
 }
 
 #[allow(
@@ -81,10 +81,10 @@ impl WorkerOptions {
         self
     }
 
-    /// Sets the failpoints.
+    /// Sets the failpoint.
     #[must_use]
-    pub fn failpoints(mut self, failpoints: &str) -> Self {
-        self.failpoints = Some(failpoints.to_owned());
+    pub fn failpoint(mut self, failpoint: &str) -> Self {
+        self.failpoint = Some(failpoint.to_owned());
         self
     }
 
@@ -107,7 +107,7 @@ impl WorkerOptions {
         command.args(&self.args).current_dir(dir.path()).env_clear();
         command.envs(KEPT.iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
         command.envs(self.redis.iter().map(|addr| ("REDIS_ADDR", addr)));
-        command.envs(self.failpoints.iter().map(|failpoints| (FAILPOINTS, failpoints)));
+        command.envs(self.failpoint.iter().map(|failpoint| (FAILPOINT, failpoint)));
         command.envs(self.env.iter().map(|(name, value)| (name, value)));
         command
     }
