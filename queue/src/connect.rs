@@ -63,6 +63,8 @@ pub struct Settings {
     pub password_file: Option<PathBuf>,
     /// Database number.
     pub db: i64,
+    /// So many replicas must have confirmed an enqueue or a settlement; 0 = none.
+    pub wait_replicas: u32,
     /// Bound of connecting.
     pub dial_timeout: Duration,
     /// Bound of a reply.

@@ -119,6 +119,7 @@ fn redis_settings(redis: &Redis) -> Settings {
         password: given(redis.password.expose()),
         password_file: file(&redis.password_file),
         db: i64::from(redis.db),
+        wait_replicas: redis.wait_replicas,
         dial_timeout: redis.dial_timeout.get(),
         read_timeout: redis.read_timeout.get(),
         write_timeout: redis.write_timeout.get(),

@@ -271,6 +271,21 @@ impl Session {
         }
     }
 
+    /// Waits until enough replicas have what was just written. Too few: said again, it changes nothing twice.
+    pub(crate) async fn replicated(&mut self) -> Result<(), StoreError> {
+        let wanted = self.connector.settings().wait_replicas;
+        if wanted == 0 {
+            return Ok(());
+        }
+        let mut wait = Cmd::new();
+        wait.arg("WAIT").arg(wanted).arg(u64::try_from(self.reply_timeout.as_millis() / 2).unwrap_or(1000));
+        let confirmed = number(&self.query(&wait).await?).unwrap_or(0);
+        if confirmed >= u64::from(wanted) {
+            return Ok(());
+        }
+        Err(StoreError::Later(format!("NOREPLICAS {confirmed} of redis.wait_replicas = {wanted} replicas confirmed")))
+    }
+
     pub(crate) fn saw_time(&mut self, seconds: &Value, micros: &Value) {
         if let (Some(seconds), Some(micros)) = (number(seconds), number(micros)) {
             self.clock = Some((seconds * 1000 + micros / 1000, Instant::now()));

@@ -173,6 +173,9 @@ impl Session {
             }
         }
         let reply = list(self.eval(&CYCLE, &call).await?)?;
+        if !cycle.settlements.is_empty() || cycle.queues.iter().any(|queue| !queue.done.is_empty()) {
+            self.replicated().await?;
+        }
         self.understand_cycle(reply)
     }
 

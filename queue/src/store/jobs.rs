@@ -132,6 +132,7 @@ impl Session {
         if let Some(unfit) = reply.next() {
             return Err(refusal(unfit));
         }
+        self.replicated().await?;
         Ok(statuses.iter().map(|status| *status == b'1').collect())
     }
 
