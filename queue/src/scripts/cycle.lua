@@ -28,8 +28,9 @@ if seq == last then
   local jobs, queue = {}, 0
   for tail in string.gmatch(lease[4] or '', '[^,]+') do
     queue = queue + 1
-    jobs[queue] = redis.call('LRANGE', key_of(queue, HELD), tail, -1)
-    table.insert(jobs[queue], 1, '0')
+    local all = tail == 'whole'
+    jobs[queue] = redis.call('LRANGE', key_of(queue, HELD), all and 0 or tail, -1)
+    table.insert(jobs[queue], 1, all and '1' or '0')
   end
   return { 'OK', now[1], now[2], paused, quiet, 1, lease[3] or '', jobs, {} }
 end
@@ -152,7 +153,7 @@ for queue = 1, queues do
 end
 
 for queue = 1, queues do
-  tails[queue] = whole[queue] and 0 or redis.call('LLEN', key_of(queue, HELD))
+  tails[queue] = whole[queue] and 'whole' or redis.call('LLEN', key_of(queue, HELD))
   reserved[queue] = { whole[queue] and '1' or '0' }
 end
 
