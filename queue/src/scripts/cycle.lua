@@ -169,11 +169,12 @@ for _, look in ipairs(looks) do
 end
 
 -- Moves up to `want` jobs; a first one alone shows how large they are, what goes over the budget goes back.
+-- 1,000 at a time: `unpack` fails at 8,000, and by then the jobs have left their queue.
 local function take(queue, from, want)
   local pop, push = side == 'R' and 'RPOP' or 'LPOP', side == 'R' and 'RPUSH' or 'LPUSH'
   local held, taken, bytes = key_of(queue, HELD), 0, 0
   while taken < want and (budget > 0 or got == 0) do
-    local ask = taken == 0 and 1 or math.max(1, math.min(want - taken, math.floor(budget * taken / bytes)))
+    local ask = taken == 0 and 1 or math.max(1, math.min(want - taken, 1000, math.floor(budget * taken / bytes)))
     local jobs = redis.pcall(pop, from, ask)
     if not jobs then return taken end
     if jobs.err then errors[#errors + 1] = { 0, from, jobs.err } return taken end
