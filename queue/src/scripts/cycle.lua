@@ -43,11 +43,12 @@ local limits, whole, tails, reserved = {}, {}, {}, {}
 
 local function release(parked, back)
   for _ = 1, 10 do
-    local job = redis.call('LINDEX', parked, 0)
+    -- The newest first: the oldest is then the next to be taken again.
+    local job = redis.call('LINDEX', parked, -1)
     if not job then return end
     local answer = redis.pcall(side == 'R' and 'RPUSH' or 'LPUSH', back, job)
     if type(answer) == 'table' and answer.err then errors[#errors + 1] = { 0, back, answer.err } return end
-    redis.call('LPOP', parked)
+    redis.call('RPOP', parked)
   end
 end
 
