@@ -144,7 +144,8 @@ impl Reaper {
         let alone = record.alone && total == 1;
         if total > 0 {
             for queue in &record.lists {
-                for list in &queue.lists {
+                // What was parked came last, and goes back first.
+                for list in queue.lists.iter().rev() {
                     self.empty_list(lane, &record, queue, list, alone, reaped).await?;
                 }
             }
@@ -164,7 +165,8 @@ impl Reaper {
         reaped: &mut Reaped,
     ) -> Result<(), StoreError> {
         loop {
-            let page = self.session.page(list, PageKind::Head, PAGE_COUNT).await?;
+            // The youngest first: each is pushed at the consuming end, so the oldest is the next to be taken.
+            let page = self.session.page(list, PageKind::Tail, PAGE_COUNT).await?;
             if page.entries.is_empty() {
                 return Ok(());
             }
