@@ -142,7 +142,8 @@ impl Reaper {
         let lists: Vec<String> = record.lists.iter().flat_map(|queue| queue.lists.clone()).collect();
         if self.session.lengths(&lists).await?.iter().any(|length| *length > 0) {
             for queue in &record.lists {
-                for list in &queue.lists {
+                // What was parked came last, and goes back first.
+                for list in queue.lists.iter().rev() {
                     self.empty_list(lane, &record, queue, list, reaped).await?;
                 }
             }

@@ -28,8 +28,9 @@ if seq == last then
   local jobs, queue = {}, 0
   for tail in string.gmatch(lease[4] or '', '[^,]+') do
     queue = queue + 1
-    jobs[queue] = redis.call('LRANGE', key_of(queue, HELD), tail, -1)
-    table.insert(jobs[queue], 1, '0')
+    local all = tail == 'whole'
+    jobs[queue] = redis.call('LRANGE', key_of(queue, HELD), all and 0 or tail, -1)
+    table.insert(jobs[queue], 1, all and '1' or '0')
   end
   return { 'OK', now[1], now[2], paused, quiet, 1, lease[3] or '', jobs, {} }
 end
@@ -42,11 +43,12 @@ local limits, whole, tails, reserved = {}, {}, {}, {}
 
 local function release(parked, back)
   for _ = 1, 10 do
-    local job = redis.call('LINDEX', parked, 0)
+    -- The newest first: the oldest is then the next to be taken again.
+    local job = redis.call('LINDEX', parked, -1)
     if not job then return end
     local answer = redis.pcall(side == 'R' and 'RPUSH' or 'LPUSH', back, job)
     if type(answer) == 'table' and answer.err then errors[#errors + 1] = { 0, back, answer.err } return end
-    redis.call('LPOP', parked)
+    redis.call('RPOP', parked)
   end
 end
 
@@ -152,7 +154,7 @@ for queue = 1, queues do
 end
 
 for queue = 1, queues do
-  tails[queue] = whole[queue] and 0 or redis.call('LLEN', key_of(queue, HELD))
+  tails[queue] = whole[queue] and 'whole' or redis.call('LLEN', key_of(queue, HELD))
   reserved[queue] = { whole[queue] and '1' or '0' }
 end
 
@@ -168,11 +170,12 @@ for _, look in ipairs(looks) do
 end
 
 -- Moves up to `want` jobs; a first one alone shows how large they are, what goes over the budget goes back.
+-- 1,000 at a time: `unpack` fails at 8,000, and by then the jobs have left their queue.
 local function take(queue, from, want)
   local pop, push = side == 'R' and 'RPOP' or 'LPOP', side == 'R' and 'RPUSH' or 'LPUSH'
   local held, taken, bytes = key_of(queue, HELD), 0, 0
   while taken < want and (budget > 0 or got == 0) do
-    local ask = taken == 0 and 1 or math.max(1, math.min(want - taken, math.floor(budget * taken / bytes)))
+    local ask = taken == 0 and 1 or math.max(1, math.min(want - taken, 1000, math.floor(budget * taken / bytes)))
     local jobs = redis.pcall(pop, from, ask)
     if not jobs then return taken end
     if jobs.err then errors[#errors + 1] = { 0, from, jobs.err } return taken end

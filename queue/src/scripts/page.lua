@@ -18,6 +18,7 @@ while at < most do
   local first, last, step = 1, #entries, 1
   if kind == 'tail' then
     -- Near the head a negative start is cut at 0: never read an entry twice.
+    if length == at then return answer end
     if length - at < 10 then entries = redis.call('LRANGE', KEYS[1], 0, length - at - 1) end
     first, last, step = #entries, 1, -1
   end

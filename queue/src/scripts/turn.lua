@@ -4,8 +4,8 @@
 -- ARGV[1] number of entries; each: entry, index of its destination (1 = back to the head, 0 = drop), side, bytes
 -- Returns {entries turned, {key, reason} or nothing}
 local turned = 0
--- The first write, never refused: see cycle.lua.
-redis.call('HDEL', KEYS[2], '')
+-- The first write, never refused: see cycle.lua. Counters of the wrong type are no reason to stop.
+redis.pcall('HDEL', KEYS[2], '')
 for entry = 1, tonumber(ARGV[1]) do
   local at = 2 + 4 * (entry - 1)
   if redis.call('LINDEX', KEYS[1], -1) ~= ARGV[at] then return { turned } end
