@@ -105,7 +105,9 @@ pub enum ConnectError {
         version: String,
     },
     /// A replica.
-    #[error("Redis at {address} is a read-only replica: point redis.addr at the master, or use redis.sentinel")]
+    #[error(
+        "Redis at {address} is a read-only replica: point redis.addr at the master, or use redis.sentinel"
+    )]
     Replica {
         /// Where.
         address: String,
@@ -131,7 +133,10 @@ pub enum ConnectError {
 impl ConnectError {
     /// Waiting will not help: the configuration must change. Everything else is tried again.
     pub fn is_permanent(&self) -> bool {
-        matches!(self, Self::TooOld { .. } | Self::File { .. } | Self::Credentials { .. } | Self::NotRedis { .. })
+        matches!(
+            self,
+            Self::TooOld { .. } | Self::File { .. } | Self::Credentials { .. } | Self::NotRedis { .. }
+        )
     }
 }
 
@@ -188,7 +193,9 @@ impl Connector {
             Address::Sentinel { master, addrs } => {
                 timeout(bound * 2, self.open_master(master, addrs, reply_timeout)).await
             }
-            Address::Cluster(addrs) => timeout(bound * 2, self.open_owner(slot_key, addrs, reply_timeout)).await,
+            Address::Cluster(addrs) => {
+                timeout(bound * 2, self.open_owner(slot_key, addrs, reply_timeout)).await
+            }
         }
         .unwrap_or_else(|_| Err(unreachable(self.describe())))
     }
@@ -203,7 +210,12 @@ impl Connector {
         }
     }
 
-    async fn open_master(&self, master: &str, addrs: &[String], reply: Duration) -> Result<Connection, ConnectError> {
+    async fn open_master(
+        &self,
+        master: &str,
+        addrs: &[String],
+        reply: Duration,
+    ) -> Result<Connection, ConnectError> {
         let mut reason = String::from("no sentinel configured");
         for addr in addrs {
             let asked = async {
@@ -223,7 +235,12 @@ impl Connector {
         Err(ConnectError::Unreachable { address: self.describe(), reason })
     }
 
-    async fn open_owner(&self, slot_key: &str, addrs: &[String], reply: Duration) -> Result<Connection, ConnectError> {
+    async fn open_owner(
+        &self,
+        slot_key: &str,
+        addrs: &[String],
+        reply: Duration,
+    ) -> Result<Connection, ConnectError> {
         let slot = slot_of(slot_key);
         let mut reason = String::from("no node configured");
         for addr in addrs {
@@ -231,7 +248,9 @@ impl Connector {
                 let mut node = self.open(addr, reply, false).await?;
                 let mut ask = Cmd::new();
                 ask.arg("CLUSTER").arg("SLOTS");
-                ask.query_async::<Vec<Value>>(&mut node.redis).await.map_err(|error| unreachable(addr, &error))
+                ask.query_async::<Vec<Value>>(&mut node.redis)
+                    .await
+                    .map_err(|error| unreachable(addr, &error))
             };
             match asked.await {
                 Ok(slots) => match owner(&slots, slot, addr) {
@@ -296,7 +315,8 @@ impl Connector {
         credentials: bool,
     ) -> Result<Connection, ConnectError> {
         ping(&mut stream, address).await?;
-        let mut info = RedisConnectionInfo::default().set_protocol(ProtocolVersion::RESP2).set_skip_set_lib_name();
+        let mut info =
+            RedisConnectionInfo::default().set_protocol(ProtocolVersion::RESP2).set_skip_set_lib_name();
         if credentials {
             info = info.set_db(self.settings.db);
             if let Some(username) = &self.settings.username {
@@ -306,7 +326,8 @@ impl Connector {
                 info = info.set_password(password);
             }
         }
-        let config = AsyncConnectionConfig::new().set_response_timeout(Some(reply)).set_connection_timeout(None);
+        let config =
+            AsyncConnectionConfig::new().set_response_timeout(Some(reply)).set_connection_timeout(None);
         let (mut redis, driver) = MultiplexedConnection::new_with_config(&info, stream, config)
             .await
             .map_err(|error| refused(address, &error))?;
@@ -317,7 +338,8 @@ impl Connector {
         match hello.query_async::<Value>(&mut redis).await {
             Ok(value) => {
                 let fields = pairs(&value);
-                let get = |name: &str| fields.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str());
+                let get =
+                    |name: &str| fields.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str());
                 connection.client_id = get("id").and_then(|id| id.parse().ok());
                 if let Some(version) = get("version").filter(|version| too_old(version)) {
                     return Err(ConnectError::TooOld { address: address.into(), version: version.into() });
@@ -379,7 +401,8 @@ async fn encrypt(
     tls: &Tls,
     addr: &str,
 ) -> Result<tokio_rustls::client::TlsStream<TcpStream>, ConnectError> {
-    let file = |key, path: &std::path::Path, reason: String| ConnectError::File { key, path: path.into(), reason };
+    let file =
+        |key, path: &std::path::Path, reason: String| ConnectError::File { key, path: path.into(), reason };
     let mut roots = rustls::RootCertStore::empty();
     if let Some(path) = &tls.ca_file {
         let certificates = CertificateDer::pem_file_iter(path)
@@ -470,7 +493,9 @@ fn slot_of(key: &str) -> u16 {
 fn owner(slots: &[Value], slot: u16, asked: &str) -> Option<String> {
     slots.iter().find_map(|range| {
         let Value::Array(parts) = range else { return None };
-        let [Value::Int(first), Value::Int(last), Value::Array(master), ..] = parts.as_slice() else { return None };
+        let [Value::Int(first), Value::Int(last), Value::Array(master), ..] = parts.as_slice() else {
+            return None;
+        };
         if !(*first..=*last).contains(&i64::from(slot)) {
             return None;
         }

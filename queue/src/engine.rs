@@ -164,11 +164,13 @@ fn apply_url(url: &str, settings: &mut Settings) {
         settings.address = Address::Unix(PathBuf::from(decoded(rest)));
         return;
     }
-    let (credentials, place) = rest.rsplit_once('@').map_or((None, rest), |(user, place)| (Some(user), place));
+    let (credentials, place) =
+        rest.rsplit_once('@').map_or((None, rest), |(user, place)| (Some(user), place));
     if let Some(credentials) = credentials {
         let (user, password) = credentials.split_once(':').unwrap_or((credentials, ""));
         settings.username = (!user.is_empty()).then(|| decoded(user)).or_else(|| settings.username.take());
-        settings.password = (!password.is_empty()).then(|| decoded(password)).or_else(|| settings.password.take());
+        settings.password =
+            (!password.is_empty()).then(|| decoded(password)).or_else(|| settings.password.take());
     }
     let (addr, db) = place.split_once('/').unwrap_or((place, ""));
     settings.db = db.parse().unwrap_or(settings.db);
@@ -218,7 +220,10 @@ mod tests {
 
     #[test]
     fn a_unix_socket_is_an_address_too() {
-        assert_eq!(of("redis: {url: 'unix:///run/redis.sock'}").address, Address::Unix("/run/redis.sock".into()));
+        assert_eq!(
+            of("redis: {url: 'unix:///run/redis.sock'}").address,
+            Address::Unix("/run/redis.sock".into())
+        );
     }
 
     #[test]

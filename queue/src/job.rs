@@ -164,9 +164,13 @@ mod tests {
 
     #[test]
     fn an_edit_keeps_everything_else_as_it_was() {
-        let raw = Bytes::from_static(br#"{"z":1.10,"id":"a","big":12345678901234567890,"n":null,"retries":0}"#);
+        let raw =
+            Bytes::from_static(br#"{"z":1.10,"id":"a","big":12345678901234567890,"n":null,"retries":0}"#);
         let edited = edit(&raw, &[("retries", Some(1.into())), ("n", None), ("new", Some("x".into()))]);
-        assert_eq!(&edited[..], &br#"{"z":1.10,"id":"a","big":12345678901234567890,"retries":1,"new":"x"}"#[..]);
+        assert_eq!(
+            &edited[..],
+            &br#"{"z":1.10,"id":"a","big":12345678901234567890,"retries":1,"new":"x"}"#[..]
+        );
     }
 
     proptest! {

@@ -123,21 +123,24 @@ mod tests {
 
     #[test]
     fn a_lowered_number_leaves_the_shards_above_it() {
-        let leftovers = Layout { shards: 2, tagged: true }.leftovers(Layout { shards: 4, tagged: true }, &naming(2, false));
+        let leftovers = Layout { shards: 2, tagged: true }
+            .leftovers(Layout { shards: 4, tagged: true }, &naming(2, false));
         let queues: Vec<_> = leftovers.iter().map(|keys| keys.queues[0].queue.as_str()).collect();
         assert_eq!(queues, ["{jobqueue:2}:high_priority", "{jobqueue:3}:high_priority"]);
     }
 
     #[test]
     fn sharding_a_queue_leaves_its_plain_keys() {
-        let leftovers = Layout { shards: 3, tagged: true }.leftovers(Layout { shards: 1, tagged: false }, &naming(3, false));
+        let leftovers = Layout { shards: 3, tagged: true }
+            .leftovers(Layout { shards: 1, tagged: false }, &naming(3, false));
         assert_eq!(leftovers[0].queues[0].queue, "jobqueue:high_priority");
         assert_eq!(leftovers.len(), 1);
     }
 
     #[test]
     fn a_raised_number_leaves_nothing() {
-        let leftovers = Layout { shards: 4, tagged: true }.leftovers(Layout { shards: 2, tagged: true }, &naming(4, false));
+        let leftovers = Layout { shards: 4, tagged: true }
+            .leftovers(Layout { shards: 2, tagged: true }, &naming(4, false));
         assert!(leftovers.is_empty());
     }
 }

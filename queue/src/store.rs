@@ -39,7 +39,9 @@ pub enum StoreError {
     #[error("Redis is out of memory: raise maxmemory or make room ({0})")]
     OutOfMemory(String),
     /// The ACL user may not.
-    #[error("Redis denies access to {what}: give the ACL user this key and the commands of docs/reliability.md")]
+    #[error(
+        "Redis denies access to {what}: give the ACL user this key and the commands of docs/reliability.md"
+    )]
     Denied {
         /// The key, or the command.
         what: String,
@@ -129,6 +131,7 @@ impl Session {
     }
 
     /// Wait this long for a reply: a blocking command's timeout and some more.
+    #[must_use]
     pub fn with_reply_timeout(mut self, timeout: Duration) -> Self {
         self.reply_timeout = timeout;
         self
@@ -136,13 +139,11 @@ impl Session {
 
     /// Redis' clock, carried on by ours: milliseconds since the epoch.
     pub fn now_ms(&self) -> u64 {
-        match self.clock {
-            Some((ms, at)) => ms + u64::try_from(at.elapsed().as_millis()).unwrap_or(0),
-            None => {
-                let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-                since.map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
-            }
+        if let Some((ms, at)) = self.clock {
+            return ms + u64::try_from(at.elapsed().as_millis()).unwrap_or(0);
         }
+        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        since.map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
     }
 
     /// Since when this connection stands; `None` while there is none.
@@ -219,7 +220,9 @@ impl Session {
                 self.query(&load).await?;
                 self.query(&command).await
             }
-            Err(StoreError::Denied { what }) => Err(StoreError::Denied { what: self.denied(call, what).await }),
+            Err(StoreError::Denied { what }) => {
+                Err(StoreError::Denied { what: self.denied(call, what).await })
+            }
             answer => answer,
         }
     }
@@ -283,7 +286,9 @@ impl Session {
         if confirmed >= u64::from(wanted) {
             return Ok(());
         }
-        Err(StoreError::Later(format!("NOREPLICAS {confirmed} of redis.wait_replicas = {wanted} replicas confirmed")))
+        Err(StoreError::Later(format!(
+            "NOREPLICAS {confirmed} of redis.wait_replicas = {wanted} replicas confirmed"
+        )))
     }
 
     pub(crate) fn saw_time(&mut self, seconds: &Value, micros: &Value) {
@@ -348,8 +353,15 @@ impl Call {
     }
 
     fn command(&self, sha: &str) -> Cmd {
-        let size: usize = self.args.args_iter().map(|arg| if let redis::Arg::Simple(arg) = arg { arg.len() } else { 0 }).sum();
-        let mut command = Cmd::with_capacity(3 + self.keys.len() + self.args.args_iter().len(), size + 64 * self.keys.len());
+        let size: usize = self
+            .args
+            .args_iter()
+            .map(|arg| if let redis::Arg::Simple(arg) = arg { arg.len() } else { 0 })
+            .sum();
+        let mut command = Cmd::with_capacity(
+            3 + self.keys.len() + self.args.args_iter().len(),
+            size + 64 * self.keys.len(),
+        );
         command.arg("EVALSHA").arg(sha).arg(self.keys.len());
         for key in &self.keys {
             command.arg(key.as_str());

@@ -137,7 +137,8 @@ impl Bench {
     pub async fn lane_with_ttl(&self, ttl_ms: u64) -> Lane {
         let mut session = self.session();
         let who = registration(ttl_ms);
-        let handle = session.persist(async |session| session.register(&who).await).await.expect("register a lane");
+        let handle =
+            session.persist(async |session| session.register(&who).await).await.expect("register a lane");
         Lane {
             session,
             handle,
@@ -238,7 +239,10 @@ async fn places(redis: &mut MultiplexedConnection, prefix: &str) -> BTreeMap<Str
     look.arg(LOOK).arg(0).arg(prefix);
     let found: Vec<(String, Vec<Vec<u8>>)> = look.query_async(redis).await.expect("look at all places");
     let short = |key: String| key.strip_prefix(&format!("{prefix}:")).map(str::to_owned).unwrap_or(key);
-    found.into_iter().map(|(key, entries)| (short(key), entries.iter().map(|entry| id_of(entry)).collect())).collect()
+    found
+        .into_iter()
+        .map(|(key, entries)| (short(key), entries.iter().map(|entry| id_of(entry)).collect()))
+        .collect()
 }
 
 /// Lays `over` over `base`, object by object.
@@ -345,7 +349,11 @@ impl Lane {
     fn enter(&mut self, cycle: &Cycle, cycled: &Cycled) {
         self.seq = cycle.seq;
         let settlements = cycle.settlements.iter().map(|settlement| (settlement.queue, &settlement.raw));
-        let done = cycle.queues.iter().enumerate().flat_map(|(queue, ask)| ask.done.iter().map(move |raw| (queue, raw)));
+        let done = cycle
+            .queues
+            .iter()
+            .enumerate()
+            .flat_map(|(queue, ask)| ask.done.iter().map(move |raw| (queue, raw)));
         for ((queue, raw), status) in settlements.chain(done).zip(&cycled.statuses) {
             if *status != Status::Refused
                 && let Some(at) = self.held[queue].iter().position(|held| held == raw)

@@ -2,7 +2,9 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use e2e::engine::{Bench, CONSUMING, Lane, enqueue, failure, id_of, ids, job, kill, large_job, registration, shared_server};
+use e2e::engine::{
+    Bench, CONSUMING, Lane, enqueue, failure, id_of, ids, job, kill, large_job, registration, shared_server,
+};
 use jobqueue::outcome::Outcome;
 use jobqueue::promoter;
 use jobqueue::store::{Cycled, Parked, Session, Status, StoreError};
@@ -38,7 +40,14 @@ mod registering {
         let mut keys = vec![bench.keys.record(lane), bench.keys.heartbeat(lane), bench.keys.lanes()];
         keys.extend(lists.into_iter().flat_map(|lists| [lists.held, lists.parked, lists.parked_suspects]));
         let mut call = redis::cmd("EVAL");
-        call.arg(REGISTER).arg(keys.len()).arg(keys).arg(lane).arg(token).arg(60_000).arg("process").arg("host-1");
+        call.arg(REGISTER)
+            .arg(keys.len())
+            .arg(keys)
+            .arg(lane)
+            .arg(token)
+            .arg(60_000)
+            .arg("process")
+            .arg("host-1");
         let reply: Vec<i64> = call.query_async(&mut bench.redis).await.unwrap();
         reply[0]
     }
@@ -122,7 +131,10 @@ mod reserving {
         assert_eq!(bench.delayed(&bench.low().delayed).await, ["b"]);
         let snapshot = bench.session().snapshot(CONSUMING).await.unwrap();
         let counted: std::collections::BTreeMap<_, _> = snapshot.counters.into_iter().collect();
-        assert_eq!((counted["reserved"], counted["done"], counted["failed"], counted["busy_ms"]), (4, 1, 1, 7));
+        assert_eq!(
+            (counted["reserved"], counted["done"], counted["failed"], counted["busy_ms"]),
+            (4, 1, 1, 7)
+        );
         bench.assert_conserved(&["a", "b", "c", "d"]).await;
     }
 
@@ -176,7 +188,8 @@ mod reserving {
 
     #[tokio::test]
     async fn at_least_one_job_is_reserved_however_large() {
-        let mut bench = Bench::on(shared_server().await, json!({ "worker": { "max_payload_bytes": 10_000_000 } })).await;
+        let mut bench =
+            Bench::on(shared_server().await, json!({ "worker": { "max_payload_bytes": 10_000_000 } })).await;
         bench.push(&bench.high().queue, &[large_job("huge", 3 << 20), job("next")]).await;
         let mut lane = bench.lane().await;
         assert_eq!(ids(&lane.reserve(10).await), ["huge"]);
@@ -517,8 +530,11 @@ mod settling {
 
     #[tokio::test]
     async fn two_equal_failing_jobs_are_two_delayed_jobs_and_two_promoted_ones() {
-        let mut bench =
-            Bench::on(shared_server().await, json!({ "worker": { "backoff": { "base": "1ms", "max": "1ms" } } })).await;
+        let mut bench = Bench::on(
+            shared_server().await,
+            json!({ "worker": { "backoff": { "base": "1ms", "max": "1ms" } } }),
+        )
+        .await;
         bench.push(&bench.high().queue, &["x", "x"].map(job)).await;
         bench.push(&bench.low().queue, &[large_job("X", 9000), large_job("X", 9000)]).await;
         let mut lane = bench.lane().await;
@@ -543,13 +559,18 @@ mod settling {
         assert_eq!(bench.ids(&bench.high().queue).await, ["x", "x"]);
         assert_eq!(bench.ids(&bench.low().queue).await, ["X", "X"]);
         let again = lane.reserve(9).await;
-        assert!(again.iter().all(|raw| serde_json::from_slice::<serde_json::Value>(raw).unwrap()["retries"] == 1));
+        assert!(
+            again.iter().all(|raw| serde_json::from_slice::<serde_json::Value>(raw).unwrap()["retries"] == 1)
+        );
     }
 
     #[tokio::test]
     async fn a_retried_job_goes_to_the_producing_end_and_a_released_one_to_the_consuming_end() {
-        let mut bench =
-            Bench::on(shared_server().await, json!({ "worker": { "backoff": { "base": "1ms", "max": "1ms" } } })).await;
+        let mut bench = Bench::on(
+            shared_server().await,
+            json!({ "worker": { "backoff": { "base": "1ms", "max": "1ms" } } }),
+        )
+        .await;
         bench.push(&bench.high().queue, &["a", "b", "c"].map(job)).await;
         let mut lane = bench.lane().await;
         lane.reserve(2).await;
@@ -581,7 +602,9 @@ mod settling {
             assert_eq!(lane.settle(0, &raw, &DONE_UNREAD).await.statuses, [Status::Settled]);
         }
         let letters = bench.list(&bench.high().dead_letters).await;
-        assert!(letters.iter().all(|letter| String::from_utf8_lossy(letter).contains("\"reason\":\"malformed\"")));
+        assert!(
+            letters.iter().all(|letter| String::from_utf8_lossy(letter).contains("\"reason\":\"malformed\""))
+        );
         let mut revived: Vec<Bytes> =
             letters.iter().map(|letter| bench.engine.protocol.revive(letter).1).collect();
         revived.sort();
@@ -595,7 +618,8 @@ mod settling {
     #[tokio::test]
     async fn completed_and_dead_letters_keep_as_many_as_configured() {
         for (completed_max, dead_letter_max) in [(0, 0), (1, 1), (2, 2), (-1, -1)] {
-            let limits = json!({ "worker": { "completed_max": completed_max, "dead_letter_max": dead_letter_max } });
+            let limits =
+                json!({ "worker": { "completed_max": completed_max, "dead_letter_max": dead_letter_max } });
             let mut bench = Bench::on(shared_server().await, limits).await;
             let done = [job("a"), large_job("b", 5000), job("c"), large_job("d", 5000)];
             let dead = ["e", "f", "g"].map(job);
@@ -613,7 +637,8 @@ mod settling {
             assert_eq!(bench.ids(&bench.high().completed).await.len(), kept(completed_max, 4));
             assert_eq!(bench.ids(&bench.high().dead_letters).await.len(), kept(dead_letter_max, 3));
             let snapshot = bench.session().snapshot(CONSUMING).await.unwrap();
-            let trimmed = snapshot.counters.iter().find(|(name, _)| name == "trimmed").map_or(0, |(_, count)| *count);
+            let trimmed =
+                snapshot.counters.iter().find(|(name, _)| name == "trimmed").map_or(0, |(_, count)| *count);
             let dead_trimmed = 3 - kept(dead_letter_max, 3) as u64;
             assert!(trimmed >= dead_trimmed, "{trimmed} of at least {dead_trimmed}");
         }
@@ -641,13 +666,19 @@ mod settling {
         let mut lane = bench.lane().await;
         let got = lane.reserve(1).await;
         lane.settle(0, &got[0], &kill()).await;
-        let letters = session.page(&bench.high().dead_letters, jobqueue::store::PageKind::Tail, 100).await.unwrap();
+        let letters =
+            session.page(&bench.high().dead_letters, jobqueue::store::PageKind::Tail, 100).await.unwrap();
         let (origin, revived) = bench.engine.protocol.revive(&letters.entries[0]);
-        let turn = jobqueue::store::Turn::Push { key: origin.unwrap(), side: CONSUMING.opposite(), bytes: revived };
-        assert_eq!(session.turn(&bench.high().dead_letters, &[(letters.entries[0].clone(), turn)]).await.unwrap(), 1);
+        let turn =
+            jobqueue::store::Turn::Push { key: origin.unwrap(), side: CONSUMING.opposite(), bytes: revived };
+        assert_eq!(
+            session.turn(&bench.high().dead_letters, &[(letters.entries[0].clone(), turn)]).await.unwrap(),
+            1
+        );
         let got = lane.reserve(1).await;
         assert!(got[0].len() > 1 << 20);
-        let filling = |raw: &Bytes| serde_json::from_slice::<serde_json::Value>(raw).unwrap()["filling"].clone();
+        let filling =
+            |raw: &Bytes| serde_json::from_slice::<serde_json::Value>(raw).unwrap()["filling"].clone();
         assert_eq!(filling(&got[0]), filling(&raw));
         lane.settle(0, &got[0], &DONE).await;
         assert_eq!(bench.ids(&bench.high().completed).await, ["big"]);
@@ -696,8 +727,12 @@ mod ending {
         })
         .await;
         assert_eq!(session.extend(&[(&lane.handle, &job("a"))], 60_000, "high=open").await.unwrap(), [true]);
-        assert_eq!(session.fence(&lane.handle.id, false, "heartbeat").await.unwrap(), jobqueue::store::Fenced::Alive);
-        let value: Bytes = Bytes::from(bench.redis.get::<_, Vec<u8>>(bench.keys.heartbeat(&lane.handle.id)).await.unwrap());
+        assert_eq!(
+            session.fence(&lane.handle.id, false, "heartbeat").await.unwrap(),
+            jobqueue::store::Fenced::Alive
+        );
+        let value: Bytes =
+            Bytes::from(bench.redis.get::<_, Vec<u8>>(bench.keys.heartbeat(&lane.handle.id)).await.unwrap());
         assert_eq!(value, job("a"), "the oldest job in flight");
         assert_eq!(session.lane(&lane.handle.id).await.unwrap().unwrap().breakers, "high=open");
         assert_eq!(lane.settle(0, &job("a"), &DONE).await.statuses, [Status::Settled]);

@@ -13,7 +13,9 @@ use jobqueue::job::{Job, NotAJob};
 use jobqueue::outcome::{Failure, Outcome, Reason};
 use jobqueue::protocol::Interruption;
 use jobqueue::protocol::files::COMPLETED_ENTRY_MAX;
-use jobqueue::store::{Cycle, Cycled, LaneHandle, QueueAsk, Returned, Session, Settlement, Status, StoreError, digest};
+use jobqueue::store::{
+    Cycle, Cycled, LaneHandle, QueueAsk, Returned, Session, Settlement, Status, StoreError, digest,
+};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
@@ -150,7 +152,14 @@ impl Lane {
             } else {
                 (keys.queue.clone(), lists.parked.clone())
             };
-            parked.push(Park::start(index, queue, suspects, (from, into, side), park_session, sender.clone()));
+            parked.push(Park::start(
+                index,
+                queue,
+                suspects,
+                (from, into, side),
+                park_session,
+                sender.clone(),
+            ));
         }
         let held = session.keys.queues.iter().map(|_| Vec::new()).collect();
         tracing::info!(worker_id = handle.id, "Opened a lane");
@@ -227,7 +236,8 @@ impl Lane {
                 let Some((queue, at)) = self.find(key) else { return };
                 let total = self.shared.slots.total();
                 let held = &mut self.held[queue][at];
-                let phase = std::mem::replace(&mut held.phase, Phase::Rejected(NotAJob::Malformed(String::new())));
+                let phase =
+                    std::mem::replace(&mut held.phase, Phase::Rejected(NotAJob::Malformed(String::new())));
                 match phase {
                     Phase::Waiting(job, _) => {
                         let alone = permit.num_permits() == total as usize && job.fields.deaths > 0;
@@ -347,9 +357,9 @@ impl Lane {
                 deadline: None,
             };
             let handling = std::panic::AssertUnwindSafe(shared.handler.handle(&running, &call));
-            let outcome = futures::FutureExt::catch_unwind(handling).await.unwrap_or_else(|_| {
-                Outcome::Failed(Failure::new(Reason::Panic, "the handler panicked"))
-            });
+            let outcome = futures::FutureExt::catch_unwind(handling)
+                .await
+                .unwrap_or_else(|_| Outcome::Failed(Failure::new(Reason::Panic, "the handler panicked")));
             failpoint::hit("after-handle");
             span.end(outcome_word(&outcome));
             let _ = sender.send(Event::Finished { key, outcome, took: started.elapsed() });
@@ -375,9 +385,10 @@ impl Lane {
     }
 
     fn find(&self, key: u64) -> Option<(usize, usize)> {
-        self.held.iter().enumerate().find_map(|(queue, held)| {
-            held.iter().position(|held| held.key == key).map(|at| (queue, at))
-        })
+        self.held
+            .iter()
+            .enumerate()
+            .find_map(|(queue, held)| held.iter().position(|held| held.key == key).map(|at| (queue, at)))
     }
 
     fn holds_anything(&self) -> bool {
@@ -420,7 +431,11 @@ impl Lane {
         let answer = self.say(&cycle).await?;
         self.cycled = Instant::now();
         let Some(cycled) = answer else {
-            tracing::warn!(worker_id = self.handle.id, count = self.held_count(), "Lost the lease, what it held runs elsewhere");
+            tracing::warn!(
+                worker_id = self.handle.id,
+                count = self.held_count(),
+                "Lost the lease, what it held runs elsewhere"
+            );
             return Err(End::Lost);
         };
         failpoint::hit("after-cycle");
@@ -521,7 +536,11 @@ impl Lane {
                 } else {
                     let position = large.then_some(position);
                     let settlement = Settlement { queue, raw: held.raw.clone(), position, effects };
-                    if large { by_position.push((settlement, planned)) } else { by_bytes.push((settlement, planned)) }
+                    if large {
+                        by_position.push((settlement, planned));
+                    } else {
+                        by_bytes.push((settlement, planned));
+                    }
                 }
             }
             cycle.queues.push(ask);
@@ -543,7 +562,8 @@ impl Lane {
         loop {
             self.beat.tick();
             let trips = self.session.round_trips;
-            let answer = self.session.cycle(&self.handle, cycle, side, self.shared.settings.completed_max).await;
+            let answer =
+                self.session.cycle(&self.handle, cycle, side, self.shared.settings.completed_max).await;
             self.shared.metrics.redis_round_trips(self.session.round_trips - trips);
             match answer {
                 Ok(answer) => {
@@ -574,7 +594,11 @@ impl Lane {
         self.paused = cycled.paused;
         if self.quiet != cycled.quiet {
             let word = if cycled.quiet.is_empty() { "resumed" } else { "quiet" };
-            tracing::info!(worker_id = self.handle.id, value = word, "Worker was told to be quiet or to resume");
+            tracing::info!(
+                worker_id = self.handle.id,
+                value = word,
+                "Worker was told to be quiet or to resume"
+            );
             self.quiet.clone_from(&cycled.quiet);
             self.hungry = self.quiet.is_empty();
         }
@@ -584,7 +608,9 @@ impl Lane {
     fn settled(&mut self, plan: &[Planned], cycled: &Cycled) -> Vec<Permit> {
         let mut permits = Vec::with_capacity(plan.len());
         for (planned, status) in plan.iter().zip(&cycled.statuses) {
-            let Some(at) = self.held[planned.queue].iter().position(|held| held.key == planned.key) else { continue };
+            let Some(at) = self.held[planned.queue].iter().position(|held| held.key == planned.key) else {
+                continue;
+            };
             match status {
                 Status::Settled => {
                     let mut held = self.held[planned.queue].remove(at);
@@ -636,7 +662,12 @@ impl Lane {
                     metrics.jobs_failed(reason, 1);
                 }
                 metrics.jobs_dead_lettered(1);
-                tracing::warn!(queue = &**metrics.name(), reason = reason.as_str(), job_id = held.id(), "Gave a job up");
+                tracing::warn!(
+                    queue = &**metrics.name(),
+                    reason = reason.as_str(),
+                    job_id = held.id(),
+                    "Gave a job up"
+                );
             }
             Verdict::Released => metrics.jobs_released(1),
             Verdict::Suspected => metrics.jobs_interrupted(1),
@@ -669,7 +700,8 @@ impl Lane {
         self.shared.metrics.jobs_in_flight_changed(1);
         let job = Arc::new(Job { raw: raw.clone(), fields: jobqueue::job::Fields::default() });
         let phase = Phase::Finished(job, Outcome::Released, Duration::ZERO);
-        let held = Held { key, raw, reserved: Instant::now(), phase, permit: None, probe: false, refused: None };
+        let held =
+            Held { key, raw, reserved: Instant::now(), phase, permit: None, probe: false, refused: None };
         self.held[queue].push(held);
     }
 
@@ -684,7 +716,12 @@ impl Lane {
             }
         }
         let name = &**self.shared.queue_metrics[queue].name();
-        tracing::warn!(worker_id = self.handle.id, queue = name, count = before.len(), "Held jobs were not as expected");
+        tracing::warn!(
+            worker_id = self.handle.id,
+            queue = name,
+            count = before.len(),
+            "Held jobs were not as expected"
+        );
         for held in before {
             if let Phase::Running(_, task) | Phase::Waiting(_, task) = &held.phase {
                 task.abort();
@@ -775,7 +812,11 @@ impl Lane {
         }
         if stopped > 0 {
             failpoint::hit("before-release");
-            tracing::info!(worker_id = self.handle.id, count = stopped, "Stopped running jobs and gave them back");
+            tracing::info!(
+                worker_id = self.handle.id,
+                count = stopped,
+                "Stopped running jobs and gave them back"
+            );
         }
     }
 
@@ -819,9 +860,10 @@ impl Held {
 
     fn id(&self) -> &str {
         match &self.phase {
-            Phase::Waiting(job, _) | Phase::Admitted(job) | Phase::Running(job, _) | Phase::Finished(job, ..) => {
-                &job.fields.id
-            }
+            Phase::Waiting(job, _)
+            | Phase::Admitted(job)
+            | Phase::Running(job, _)
+            | Phase::Finished(job, ..) => &job.fields.id,
             Phase::Rejected(_) => "",
         }
     }

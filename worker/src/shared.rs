@@ -70,7 +70,8 @@ impl Shared {
     pub fn breaker_states(&self, names: &[String]) -> String {
         let now = Instant::now();
         let states: Vec<_> = (0..self.breakers.len()).map(|queue| self.breaker(queue).state(now)).collect();
-        let words: Vec<_> = names.iter().zip(&states).map(|(name, state)| format!("{name}={}", state.as_str())).collect();
+        let words: Vec<_> =
+            names.iter().zip(&states).map(|(name, state)| format!("{name}={}", state.as_str())).collect();
         words.join(" ")
     }
 

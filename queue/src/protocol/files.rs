@@ -48,7 +48,14 @@ impl Files {
         Decision { verdict: Verdict::Dead(reason), effects }
     }
 
-    fn dead(&self, job: &Job, failure: &Failure, counters: &[(&str, Value)], queue: &QueueKeys, now_ms: u64) -> Decision {
+    fn dead(
+        &self,
+        job: &Job,
+        failure: &Failure,
+        counters: &[(&str, Value)],
+        queue: &QueueKeys,
+        now_ms: u64,
+    ) -> Decision {
         let mut changes: Vec<(&str, Option<Value>)> =
             counters.iter().map(|(name, value)| (*name, Some(value.clone()))).collect();
         changes.extend([
@@ -60,7 +67,15 @@ impl Files {
         self.bury(job.edited(&changes), failure.reason, queue)
     }
 
-    fn failed(&self, job: &Job, failure: &Failure, delay: Option<Duration>, queue: &QueueKeys, now_ms: u64, unique: &str) -> Decision {
+    fn failed(
+        &self,
+        job: &Job,
+        failure: &Failure,
+        delay: Option<Duration>,
+        queue: &QueueKeys,
+        now_ms: u64,
+        unique: &str,
+    ) -> Decision {
         let retries = job.fields.retries.saturating_add(1);
         if retries > self.max_retries {
             return self.dead(job, failure, &[("retries", retries.into())], queue, now_ms);
@@ -69,7 +84,8 @@ impl Files {
         // An attempt that ended by itself clears the suspicion.
         let next = job.edited(&[("retries", Some(retries.into())), (DEATHS, None)]);
         let at_ms = now_ms.saturating_add(u64::try_from(delay.as_millis()).unwrap_or(u64::MAX));
-        let effects = vec![Effect::Delay { key: queue.delayed.clone(), at_ms, member: tagged(unique, &next) }];
+        let effects =
+            vec![Effect::Delay { key: queue.delayed.clone(), at_ms, member: tagged(unique, &next) }];
         Decision { verdict: Verdict::Retried, effects }
     }
 
@@ -104,10 +120,14 @@ impl Protocol for Files {
         match outcome {
             Outcome::Done => self.done(job, queue, now_ms),
             Outcome::Failed(failure) => self.failed(job, failure, None, queue, now_ms, unique),
-            Outcome::RetryIn(delay, failure) => self.failed(job, failure, Some(*delay), queue, now_ms, unique),
+            Outcome::RetryIn(delay, failure) => {
+                self.failed(job, failure, Some(*delay), queue, now_ms, unique)
+            }
             Outcome::Kill(failure) => self.dead(job, failure, &[], queue, now_ms),
             Outcome::Discard => Decision { verdict: Verdict::Discarded, effects: Vec::new() },
-            Outcome::HandlerDied(_) => self.interrupted(&job.raw, queue, Interruption::of_handler(false), now_ms),
+            Outcome::HandlerDied(_) => {
+                self.interrupted(&job.raw, queue, Interruption::of_handler(false), now_ms)
+            }
             Outcome::HandlerUnavailable(_) | Outcome::Released => released(&job.raw, queue),
         }
     }
@@ -118,13 +138,12 @@ impl Protocol for Files {
             NotAJob::Malformed(_) => Reason::Malformed,
         };
         let mut letter = Map::new();
-        match std::str::from_utf8(raw) {
-            Ok(text) => letter.insert("raw".into(), text.into()),
-            Err(_) => {
-                letter.insert("raw_encoding".into(), "base64".into());
-                letter.insert("raw".into(), BASE64.encode(raw).into())
-            }
-        };
+        if let Ok(text) = std::str::from_utf8(raw) {
+            letter.insert("raw".into(), text.into());
+        } else {
+            letter.insert("raw_encoding".into(), "base64".into());
+            letter.insert("raw".into(), BASE64.encode(raw).into());
+        }
         letter.insert("error".into(), why.to_string().into());
         letter.insert("reason".into(), reason.as_str().into());
         letter.insert("failed_at".into(), rfc3339(now_ms).into());
@@ -144,8 +163,11 @@ impl Protocol for Files {
         // Only a suspect that ran alone can be blamed; among others any of them may have been the one.
         let blamed = how.alone && job.fields.deaths > 0;
         let interruptions = job.fields.interruptions + u32::from(blamed);
-        let counters: [(&str, Value); 3] =
-            [(DEATHS, deaths.into()), ("interruptions", interruptions.into()), ("interrupted_by", how.cause.into())];
+        let counters: [(&str, Value); 3] = [
+            (DEATHS, deaths.into()),
+            ("interruptions", interruptions.into()),
+            ("interrupted_by", how.cause.into()),
+        ];
         if interruptions >= self.max_interruptions {
             let reason = if how.cause == "oom" { Reason::Oom } else { Reason::Poison };
             let error = format!("its process died {interruptions} times while it ran alone ({})", how.cause);
@@ -158,7 +180,8 @@ impl Protocol for Files {
     }
 
     fn promote(&self, member: &Bytes, queue: &QueueKeys) -> Vec<Effect> {
-        let raw = member.iter().position(|byte| *byte == b'|').map_or(member.clone(), |at| member.slice(at + 1..));
+        let raw =
+            member.iter().position(|byte| *byte == b'|').map_or(member.clone(), |at| member.slice(at + 1..));
         vec![Effect::Push { key: queue.queue.clone(), side: Side::Left, bytes: raw }]
     }
 
@@ -288,7 +311,10 @@ mod tests {
 
     #[test]
     fn a_failed_job_waits_for_its_backoff_with_one_more_retry() {
-        let decision = settle(&job(r#"{"id":"a","retries":1,"deaths":2,"future":[1.50,12345678901234567890]}"#), &failed());
+        let decision = settle(
+            &job(r#"{"id":"a","retries":1,"deaths":2,"future":[1.50,12345678901234567890]}"#),
+            &failed(),
+        );
         assert_eq!(decision.verdict, Verdict::Retried);
         let Effect::Delay { key, at_ms, member } = &decision.effects[0] else { panic!("{decision:?}") };
         assert_eq!((key.as_str(), *at_ms), ("jobqueue:delayed:low", 2_000), "0.5 s doubled once");
@@ -324,7 +350,11 @@ mod tests {
     fn an_unreachable_handler_and_a_release_cost_nothing() {
         for outcome in [Outcome::HandlerUnavailable("refused".into()), Outcome::Released] {
             let job = job(r#"{"id":"a","retries":1}"#);
-            let back = Effect::Push { key: "jobqueue:low_priority".into(), side: Side::Right, bytes: job.raw.clone() };
+            let back = Effect::Push {
+                key: "jobqueue:low_priority".into(),
+                side: Side::Right,
+                bytes: job.raw.clone(),
+            };
             assert_eq!(settle(&job, &outcome).effects, [back], "as it was, next out");
         }
     }
@@ -333,7 +363,8 @@ mod tests {
         policy().interrupted(&Bytes::from(json.to_owned()), &queue(), how, 1_000)
     }
 
-    const HEARTBEAT: Interruption<'static> = Interruption { cause: "heartbeat", outside: false, alone: false };
+    const HEARTBEAT: Interruption<'static> =
+        Interruption { cause: "heartbeat", outside: false, alone: false };
 
     #[test]
     fn a_death_makes_a_suspect_and_blames_nobody() {
@@ -342,7 +373,10 @@ mod tests {
         let Effect::Push { key, side, bytes } = &decision.effects[0] else { panic!("{decision:?}") };
         assert_eq!((key.as_str(), *side), ("jobqueue:low_priority:suspects", Side::Right));
         let suspect = object(bytes);
-        assert_eq!((&suspect["retries"], &suspect["deaths"], &suspect["interruptions"]), (&2.into(), &1.into(), &0.into()));
+        assert_eq!(
+            (&suspect["retries"], &suspect["deaths"], &suspect["interruptions"]),
+            (&2.into(), &1.into(), &0.into())
+        );
         assert_eq!(suspect["interrupted_by"], "heartbeat");
     }
 
@@ -356,13 +390,26 @@ mod tests {
     #[test]
     fn only_a_suspect_that_ran_alone_is_blamed_and_three_times_make_it_poison() {
         let alone = Interruption { alone: true, ..HEARTBEAT };
-        assert_eq!(interrupted(r#"{"id":"a","deaths":7,"interruptions":2}"#, HEARTBEAT).verdict, Verdict::Suspected);
-        assert_eq!(interrupted(r#"{"id":"a","interruptions":2}"#, alone).verdict, Verdict::Suspected, "no suspect before");
-        assert_eq!(interrupted(r#"{"id":"a","deaths":7,"interruptions":1}"#, alone).verdict, Verdict::Suspected);
+        assert_eq!(
+            interrupted(r#"{"id":"a","deaths":7,"interruptions":2}"#, HEARTBEAT).verdict,
+            Verdict::Suspected
+        );
+        assert_eq!(
+            interrupted(r#"{"id":"a","interruptions":2}"#, alone).verdict,
+            Verdict::Suspected,
+            "no suspect before"
+        );
+        assert_eq!(
+            interrupted(r#"{"id":"a","deaths":7,"interruptions":1}"#, alone).verdict,
+            Verdict::Suspected
+        );
         let poison = interrupted(r#"{"id":"a","deaths":7,"interruptions":2}"#, alone);
         assert_eq!(poison.verdict, Verdict::Dead(Reason::Poison));
         let oom = Interruption { cause: "oom", ..alone };
-        assert_eq!(interrupted(r#"{"id":"a","deaths":7,"interruptions":2}"#, oom).verdict, Verdict::Dead(Reason::Oom));
+        assert_eq!(
+            interrupted(r#"{"id":"a","deaths":7,"interruptions":2}"#, oom).verdict,
+            Verdict::Dead(Reason::Oom)
+        );
     }
 
     #[test]

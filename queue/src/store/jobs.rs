@@ -5,8 +5,8 @@ use bytes::Bytes;
 use redis::{Cmd, Value};
 
 use super::{
-    Call, ENQUEUE, LIMIT, MOVE, PAGE, PAGE_BYTES, Refusal, SNAPSHOT, Session, Status, StoreError, TURN, bytes, list,
-    number, text, unexpected,
+    Call, ENQUEUE, LIMIT, MOVE, PAGE, PAGE_BYTES, Refusal, SNAPSHOT, Session, Status, StoreError, TURN,
+    bytes, list, number, text, unexpected,
 };
 use crate::effects::{Effect, Side};
 use crate::keys::Keys;
@@ -167,7 +167,11 @@ impl Session {
     }
 
     /// Moves due members of a sorted set: each only if it is still there.
-    pub async fn promote(&mut self, set: &str, moves: &[(Bytes, Vec<Effect>)]) -> Result<Vec<Status>, StoreError> {
+    pub async fn promote(
+        &mut self,
+        set: &str,
+        moves: &[(Bytes, Vec<Effect>)],
+    ) -> Result<Vec<Status>, StoreError> {
         let mut call = Call::new(vec![self.keys.counters(), set.to_owned()]);
         call.arg("").arg(moves.len());
         self.moved(call, "z", moves).await.map(Option::unwrap_or_default)
@@ -208,7 +212,11 @@ impl Session {
             let mut parts = list(error)?.into_iter().skip(1);
             let mut part = || text(parts.next().unwrap_or(Value::Nil));
             let refusal = Refusal { key: part(), reason: part() };
-            tracing::error!(key = refusal.key, reason = refusal.reason, "Could not move a job, it stays where it was");
+            tracing::error!(
+                key = refusal.key,
+                reason = refusal.reason,
+                "Could not move a job, it stays where it was"
+            );
         }
         let status = |letter: &u8| match letter {
             b'1' => Status::Settled,
@@ -257,7 +265,8 @@ impl Session {
         let mut call = Call::new(keys);
         call.arg(side.letter()).arg(4096);
         let reply = list(self.eval(&SNAPSHOT, &call).await?)?;
-        let [seconds, micros, counters, dead, completed, lanes, reaping, paused, queues] = reply.as_slice() else {
+        let [seconds, micros, counters, dead, completed, lanes, reaping, paused, queues] = reply.as_slice()
+        else {
             return Err(unexpected("snapshot"));
         };
         let mut counted = Vec::new();
@@ -269,7 +278,13 @@ impl Session {
             let mut parts = list(value)?.into_iter();
             let mut count = || parts.next().as_ref().and_then(number).unwrap_or(0);
             let (waiting, suspects, delayed, due) = (count(), count(), count(), count());
-            Ok(QueueSnapshot { waiting, suspects, delayed, due, oldest: parts.next().map(bytes).unwrap_or_default() })
+            Ok(QueueSnapshot {
+                waiting,
+                suspects,
+                delayed,
+                due,
+                oldest: parts.next().map(bytes).unwrap_or_default(),
+            })
         };
         let count = |value: &Value| number(value).unwrap_or(0);
         let snapshot = Snapshot {
@@ -334,7 +349,9 @@ impl Session {
     /// Whether a shard holds no job that somebody would still have to run.
     pub async fn is_empty(&mut self, shard: &Keys) -> Result<bool, StoreError> {
         let mut keys = vec![shard.lanes(), shard.reaping()];
-        keys.extend(shard.queues.iter().flat_map(|queue| [&queue.queue, &queue.suspects, &queue.delayed]).cloned());
+        keys.extend(
+            shard.queues.iter().flat_map(|queue| [&queue.queue, &queue.suspects, &queue.delayed]).cloned(),
+        );
         for key in keys {
             if self.exists(&key).await? {
                 return Ok(false);
@@ -351,7 +368,12 @@ impl Session {
     }
 
     /// One page of a keyspace scan: the next cursor and the keys.
-    pub async fn scan(&mut self, cursor: &str, glob: &str, count: usize) -> Result<(String, Vec<String>), StoreError> {
+    pub async fn scan(
+        &mut self,
+        cursor: &str,
+        glob: &str,
+        count: usize,
+    ) -> Result<(String, Vec<String>), StoreError> {
         let mut scan = Cmd::new();
         scan.arg("SCAN").arg(cursor).arg("MATCH").arg(glob).arg("COUNT").arg(count).arg("TYPE").arg("list");
         let mut reply = list(self.query(&scan).await?)?.into_iter();
@@ -384,7 +406,12 @@ impl Session {
     }
 
     /// Reads, adds to and removes from a hash: what producers have seen.
-    pub async fn hash_scan(&mut self, key: &str, cursor: &str, count: usize) -> Result<(String, Vec<String>), StoreError> {
+    pub async fn hash_scan(
+        &mut self,
+        key: &str,
+        cursor: &str,
+        count: usize,
+    ) -> Result<(String, Vec<String>), StoreError> {
         let mut scan = Cmd::new();
         scan.arg("HSCAN").arg(key).arg(cursor).arg("COUNT").arg(count);
         let mut reply = list(self.query(&scan).await?)?.into_iter();
@@ -401,7 +428,11 @@ impl Session {
     }
 
     /// The values of some fields of a hash.
-    pub async fn hash_get(&mut self, key: &str, fields: &[String]) -> Result<Vec<Option<String>>, StoreError> {
+    pub async fn hash_get(
+        &mut self,
+        key: &str,
+        fields: &[String],
+    ) -> Result<Vec<Option<String>>, StoreError> {
         let mut get = Cmd::new();
         get.arg("HMGET").arg(key).arg(fields);
         let values = list(self.query(&get).await?)?;

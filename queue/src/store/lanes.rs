@@ -3,7 +3,9 @@ use redis::{Cmd, Value};
 use serde::{Deserialize, Serialize};
 
 use super::cycle::LaneHandle;
-use super::{CLOSE, Call, EXTEND, FENCE, FORGET, ORPHAN, REGISTER, Session, StoreError, list, number, text, unexpected};
+use super::{
+    CLOSE, Call, EXTEND, FENCE, FORGET, ORPHAN, REGISTER, Session, StoreError, list, number, text, unexpected,
+};
 
 /// Who opens a lane.
 #[derive(Debug, Clone, Default)]
@@ -187,7 +189,12 @@ impl Session {
     }
 
     /// Forgets a fenced lane once its lists have been empty for `empty_ms`.
-    pub async fn forget(&mut self, lane: &str, record: &LaneRecord, empty_ms: u64) -> Result<bool, StoreError> {
+    pub async fn forget(
+        &mut self,
+        lane: &str,
+        record: &LaneRecord,
+        empty_ms: u64,
+    ) -> Result<bool, StoreError> {
         let mut keys = vec![self.keys.record(lane), self.keys.reaping()];
         keys.extend(record.lists.iter().flat_map(|queue| queue.lists.clone()));
         let mut call = Call::new(keys);
@@ -250,7 +257,13 @@ impl Session {
     /// Up to a page of lanes whose lease has expired by Redis' clock.
     pub async fn expired(&mut self, now_ms: u64, count: usize) -> Result<Vec<String>, StoreError> {
         let mut get = Cmd::new();
-        get.arg("ZRANGEBYSCORE").arg(self.keys.lanes()).arg("-inf").arg(now_ms).arg("LIMIT").arg(0).arg(count);
+        get.arg("ZRANGEBYSCORE")
+            .arg(self.keys.lanes())
+            .arg("-inf")
+            .arg(now_ms)
+            .arg("LIMIT")
+            .arg(0)
+            .arg(count);
         Ok(list(self.query(&get).await?)?.into_iter().map(text).collect())
     }
 

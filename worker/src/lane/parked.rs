@@ -106,10 +106,9 @@ impl Park {
         match self.state {
             State::Waiting => Parked::Leave,
             State::Adopting => Parked::Adopt,
-            State::Releasing => Parked::Release,
             // A connection that Redis has not missed yet may have left something here.
             State::Idle if room => Parked::Look,
-            State::Idle => Parked::Release,
+            State::Idle | State::Releasing => Parked::Release,
         }
     }
 

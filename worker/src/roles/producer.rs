@@ -8,7 +8,12 @@ use crate::shutdown::Shutdown;
 use crate::traces::Tracer;
 
 /// Runs until shutdown, or once.
-pub async fn run(_config: &Config, _metrics: Arc<Metrics>, _tracer: Tracer, mut stop: Shutdown) -> anyhow::Result<()> {
+pub async fn run(
+    _config: &Config,
+    _metrics: Arc<Metrics>,
+    _tracer: Tracer,
+    mut stop: Shutdown,
+) -> anyhow::Result<()> {
     stop.requested().await;
     Ok(())
 }
