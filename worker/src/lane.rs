@@ -85,6 +85,8 @@ struct Held {
     /// The job that tells whether a half-open breaker closes.
     probe: bool,
     refused: Option<Instant>,
+    /// A parked fetch brought it (true: from the suspects), and no cycle has moved it to the held list yet.
+    adopting: Option<bool>,
 }
 
 enum Phase {
@@ -272,6 +274,9 @@ impl Lane {
                     Some(permit) => {
                         self.parks[park].state = State::Adopting;
                         self.admit(queue, raw, permit);
+                        if let Some(held) = self.held[queue].last_mut() {
+                            held.adopting = Some(self.parks[park].suspects);
+                        }
                     }
                     None => self.parks[park].state = State::Releasing,
                 }
@@ -299,11 +304,16 @@ impl Lane {
             permit: Some(permit),
             probe,
             refused: None,
+            adopting: None,
         };
         self.shared.queue_metrics[queue].jobs_consumed(1);
         self.shared.metrics.jobs_in_flight_changed(1);
         match self.shared.protocol.decode(raw) {
             Err((_, why)) => {
+                // Says nothing about the handler: another may probe.
+                if probe {
+                    self.shared.breaker(queue).abandoned();
+                }
                 held.phase = Phase::Rejected(why);
                 self.held[queue].push(held);
             }
@@ -431,13 +441,14 @@ impl Lane {
         let answer = self.say(&cycle).await?;
         self.cycled = Instant::now();
         let Some(cycled) = answer else {
-            tracing::warn!(
-                worker_id = self.handle.id,
-                count = self.held_count(),
-                "Lost the lease, what it held runs elsewhere"
-            );
+            let count = self.held_count();
+            tracing::warn!(worker_id = self.handle.id, count, "Lost the lease, what it held runs elsewhere");
+            for (queue, _) in claimed.iter().enumerate().filter(|(_, claimed)| **claimed) {
+                self.shared.breaker(queue).abandoned();
+            }
             return Err(End::Lost);
         };
+        self.held.iter_mut().flatten().for_each(|held| held.adopting = None);
         failpoint::hit("after-cycle");
         self.seq = cycle.seq;
         for (park, word) in self.parks.iter_mut().zip(words) {
@@ -489,6 +500,8 @@ impl Lane {
             cycle.quiet.clone_from(&self.quiet);
         }
         for queue in 0..self.held.len() {
+            // In the order in which the script adopts them: the queue's first, then its suspects'.
+            self.held[queue].sort_by_key(|held| held.adopting);
             let keys = self.session.keys.queues[queue].clone();
             let mut ask = QueueAsk { expected: self.held[queue].len(), ..QueueAsk::default() };
             for park in self.parks.iter().filter(|park| park.queue == queue) {
@@ -615,14 +628,14 @@ impl Lane {
                 Status::Settled => {
                     let mut held = self.held[planned.queue].remove(at);
                     self.report(&held, planned);
-                    self.dropped(&held);
+                    self.dropped(planned.queue, &held);
                     permits.extend(held.permit.take());
                 }
                 Status::NotHeld => {
                     let held = self.held[planned.queue].remove(at);
                     let queue = &**self.shared.queue_metrics[planned.queue].name();
                     tracing::warn!(worker_id = self.handle.id, queue, "A finished job was not held any more");
-                    self.dropped(&held);
+                    self.dropped(planned.queue, &held);
                 }
                 Status::Refused => self.held[planned.queue][at].refused = Some(Instant::now()),
             }
@@ -644,10 +657,13 @@ impl Lane {
         permits
     }
 
-    fn dropped(&mut self, held: &Held) {
+    fn dropped(&mut self, queue: usize, held: &Held) {
         self.shared.metrics.jobs_in_flight_changed(-1);
         if self.alone == Some(held.key) {
             self.alone = None;
+        }
+        if held.probe && !matches!(held.phase, Phase::Finished(..)) {
+            self.shared.breaker(queue).abandoned();
         }
     }
 
@@ -689,6 +705,15 @@ impl Lane {
                     None => self.refuse(queue, raw),
                 }
             }
+            if returned.whole {
+                // As in Redis: large jobs are settled by their place.
+                let mut unordered = std::mem::take(&mut self.held[queue]);
+                for raw in &returned.jobs {
+                    if let Some(at) = unordered.iter().position(|held| held.raw == *raw) {
+                        self.held[queue].push(unordered.remove(at));
+                    }
+                }
+            }
         }
         got
     }
@@ -699,9 +724,18 @@ impl Lane {
         self.next_key += 1;
         self.shared.metrics.jobs_in_flight_changed(1);
         let job = Arc::new(Job { raw: raw.clone(), fields: jobqueue::job::Fields::default() });
+        self.shared.breaker(queue).abandoned();
         let phase = Phase::Finished(job, Outcome::Released, Duration::ZERO);
-        let held =
-            Held { key, raw, reserved: Instant::now(), phase, permit: None, probe: false, refused: None };
+        let held = Held {
+            key,
+            raw,
+            reserved: Instant::now(),
+            phase,
+            permit: None,
+            probe: false,
+            refused: None,
+            adopting: None,
+        };
         self.held[queue].push(held);
     }
 
@@ -726,7 +760,7 @@ impl Lane {
             if let Phase::Running(_, task) | Phase::Waiting(_, task) = &held.phase {
                 task.abort();
             }
-            self.dropped(&held);
+            self.dropped(queue, &held);
         }
         fresh
     }
@@ -841,12 +875,14 @@ impl Lane {
 
     /// Stops whatever still runs: it is somebody else's now.
     async fn abandon(&mut self) {
-        for held in self.held.iter_mut().flatten() {
-            if let Phase::Running(_, task) | Phase::Waiting(_, task) = &mut held.phase {
-                task.abort();
-                let _ = tokio::time::timeout(Duration::from_secs(1), task).await;
+        for queue in 0..self.held.len() {
+            for mut held in std::mem::take(&mut self.held[queue]) {
+                if let Phase::Running(_, task) | Phase::Waiting(_, task) = &mut held.phase {
+                    task.abort();
+                    let _ = tokio::time::timeout(Duration::from_secs(1), task).await;
+                }
+                self.dropped(queue, &held);
             }
-            self.shared.metrics.jobs_in_flight_changed(-1);
         }
     }
 }
