@@ -167,7 +167,9 @@ impl Protocol for Files {
             return (None, letter.clone());
         };
         let origin = object.get("origin_queue").and_then(Value::as_str).map(str::to_owned);
-        if let Some(raw) = object.get("raw").and_then(Value::as_str) {
+        // What `reject` wrapped has no id; a job has one, and may well have a field of that name.
+        let wrapped = if object.contains_key("id") { None } else { object.get("raw").and_then(Value::as_str) };
+        if let Some(raw) = wrapped {
             let encoded = object.get("raw_encoding").and_then(Value::as_str) == Some("base64");
             let bytes = encoded.then(|| BASE64.decode(raw).ok()).flatten();
             return (origin, Bytes::from(bytes.unwrap_or_else(|| raw.as_bytes().to_vec())));
@@ -227,4 +229,81 @@ pub fn rfc3339(now_ms: u64) -> String {
 /// Removes what only a dead letter carries: for tests and tools that compare jobs.
 pub fn without_letter_fields(letter: &Bytes) -> Bytes {
     edit(letter, &[("error", None), ("reason", None), ("failed_at", None)])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::keys::QueueKeys;
+
+    fn files() -> Files {
+        Files {
+            max_retries: 3,
+            backoff_base: Duration::from_millis(500),
+            backoff_max: Duration::from_secs(10),
+            max_interruptions: 3,
+            max_payload_bytes: 1 << 20,
+            completed_max: None,
+            dead_letter_max: None,
+        }
+    }
+
+    fn queue() -> QueueKeys {
+        QueueKeys {
+            name: "high".into(),
+            queue: "jobqueue:high_priority".into(),
+            suspects: "jobqueue:high_priority:suspects".into(),
+            delayed: "jobqueue:delayed:high".into(),
+            completed: "jobqueue:completed".into(),
+            dead_letters: "jobqueue:dead_letter".into(),
+            counters: "jobqueue:counters".into(),
+        }
+    }
+
+    fn letter(decision: &Decision) -> Bytes {
+        match decision.effects.as_slice() {
+            [Effect::Push { key, bytes, .. }] if key == "jobqueue:dead_letter" => bytes.clone(),
+            other => panic!("not one dead letter: {other:?}"),
+        }
+    }
+
+    fn buried(job: &str) -> Bytes {
+        let job = files().decode(Bytes::copy_from_slice(job.as_bytes())).unwrap();
+        let kill = Outcome::Kill(Failure::new(Reason::Killed, "no"));
+        letter(&files().settle(&job, &kill, &queue(), 1_700_000_000_000, "u"))
+    }
+
+    #[test]
+    fn a_revived_job_is_as_new_and_keeps_every_other_field() {
+        let letter = buried(r#"{"id":"a","big":123456789012345678901234567890,"retries":4,"interruptions":2,"deaths":1}"#);
+        let (origin, bytes) = files().revive(&letter);
+        assert_eq!(origin.as_deref(), Some("jobqueue:high_priority"));
+        assert_eq!(
+            std::str::from_utf8(&bytes).unwrap(),
+            r#"{"id":"a","big":123456789012345678901234567890,"retries":0,"interruptions":0,"origin_queue":"jobqueue:high_priority"}"#
+        );
+    }
+
+    #[test]
+    fn bytes_that_were_no_job_come_back_as_they_were() {
+        for raw in [&b"not json"[..], b"\xff\x00\x1b[31m", b"[1,2]", b"", br#"{"raw":"x"}"#] {
+            let raw = Bytes::copy_from_slice(raw);
+            let (raw, why) = files().decode(raw).unwrap_err();
+            let letter = letter(&files().reject(&raw, &why, &queue(), 1_700_000_000_000));
+            assert_eq!(files().revive(&letter), (Some("jobqueue:high_priority".into()), raw));
+        }
+    }
+
+    #[test]
+    fn a_job_with_a_field_named_raw_is_revived_whole() {
+        let (_, bytes) = files().revive(&buried(r#"{"id":"a","raw":"mine"}"#));
+        let job: Value = serde_json::from_slice(&bytes).unwrap();
+        assert_eq!((&job["id"], &job["raw"], &job["error"]), (&"a".into(), &"mine".into(), &Value::Null));
+    }
+
+    #[test]
+    fn a_letter_of_somebody_else_is_revived_as_it_is() {
+        let foreign = Bytes::from_static(b"\xfe not ours");
+        assert_eq!(files().revive(&foreign), (None, foreign));
+    }
 }
