@@ -78,7 +78,8 @@ async fn purge_dlq(admin: &mut Admin, purge: &Purge) -> Result<End, AdminError> 
     if !purge.yes {
         let mut letters = 0;
         for session in &mut admin.shards {
-            letters += session.page(&session.keys.dead_letters(), jobqueue::store::PageKind::Head, 0).await?.length;
+            letters +=
+                session.page(&session.keys.dead_letters(), jobqueue::store::PageKind::Head, 0).await?.length;
         }
         return Err(AdminError::Usage(format!(
             "purge-dlq would delete {letters} dead letters for ever, nothing was deleted: add --yes to do it, \
@@ -89,9 +90,11 @@ async fn purge_dlq(admin: &mut Admin, purge: &Purge) -> Result<End, AdminError> 
     for session in &mut admin.shards {
         deleted += session.purge(&session.keys.dead_letters()).await?;
     }
-    answer(purge.output, || format!("Deleted {deleted} dead letters\n"), || {
-        serde_json::json!({ "deleted": deleted })
-    })?;
+    answer(
+        purge.output,
+        || format!("Deleted {deleted} dead letters\n"),
+        || serde_json::json!({ "deleted": deleted }),
+    )?;
     Ok(End::Done)
 }
 

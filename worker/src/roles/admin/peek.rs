@@ -47,7 +47,11 @@ pub async fn run(admin: &mut Admin, peek: &Peek) -> Result<End, AdminError> {
             let page = session.page(&key, kind, count).await?;
             now_ms = session.now_ms();
             cut |= page.entries.len() < count && (page.entries.len() as u64) < page.length;
-            columns.push(page.entries.into_iter().map(move |raw| Entry { queue: queue.clone(), suspect, raw }));
+            columns.push(page.entries.into_iter().map(move |raw| Entry {
+                queue: queue.clone(),
+                suspect,
+                raw,
+            }));
         }
         // Shards are served side by side: show them in turns.
         while !columns.is_empty() && entries.len() < count {
@@ -82,14 +86,16 @@ fn place(wanted: &str, shards: &[Keys]) -> Result<Place, AdminError> {
         _ => {}
     }
     let named = queues.iter().position(|queue| queue.name == wanted);
-    named.or_else(|| queues.iter().position(|queue| queue.queue == wanted)).map(Place::Queue).ok_or_else(|| {
-        let known: Vec<&str> = queues.iter().map(|queue| queue.name.as_str()).collect();
-        AdminError::Usage(format!(
-            "--queue {}: there is no such queue, only {}, dead and completed",
-            shown(wanted),
-            known.join(", ")
-        ))
-    })
+    named.or_else(|| queues.iter().position(|queue| queue.queue == wanted)).map(Place::Queue).ok_or_else(
+        || {
+            let known: Vec<&str> = queues.iter().map(|queue| queue.name.as_str()).collect();
+            AdminError::Usage(format!(
+                "--queue {}: there is no such queue, only {}, dead and completed",
+                shown(wanted),
+                known.join(", ")
+            ))
+        },
+    )
 }
 
 /// One key of a shard, by position, so that every shard's can be named.
@@ -240,7 +246,8 @@ mod tests {
 
     #[test]
     fn malformed_entries_are_shown_as_such() {
-        let entry = |raw: &'static [u8]| Entry { queue: "high".into(), suspect: false, raw: Bytes::from_static(raw) };
+        let entry =
+            |raw: &'static [u8]| Entry { queue: "high".into(), suspect: false, raw: Bytes::from_static(raw) };
         let engine = Engine::new(&Config::default());
         let table = jobs_table(&[entry(b"\x1b[2Jboo")], &*engine.protocol, Place::Queue(0), 0);
         assert!(table.contains("malformed") && table.contains("\\u{1b}[2Jboo"), "{table}");

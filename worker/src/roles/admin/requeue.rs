@@ -1,6 +1,7 @@
 //! `requeue-dlq`: turns the dead letters once, a page a step. Every step is one script that moves an entry only
 //! if it is still the one that was read: a lost reply, Ctrl-C or a second requeue loses and doubles nothing.
 use std::collections::{BTreeMap, HashSet};
+use std::fmt::Write as _;
 use std::io::{IsTerminal as _, Write as _};
 use std::time::{Duration, Instant};
 
@@ -19,9 +20,9 @@ const STALLED_MAX: u32 = 100;
 /// How often a person sees how far it got.
 const PROGRESS_EVERY: Duration = Duration::from_millis(100);
 
-/// The answer; its field names are what scripts rely on.
+/// How far it got: the answer; its field names are what scripts rely on.
 #[derive(Debug, Default, Serialize)]
-struct Requeued {
+struct Tally {
     dry_run: bool,
     /// Dead letters when it began.
     total: u64,
@@ -100,7 +101,7 @@ pub async fn run(admin: &mut Admin, requeue: &Requeue, stop: Shutdown) -> Result
         reason: requeue.reason.clone(),
         found: HashSet::new(),
     };
-    let mut done = Requeued { dry_run: requeue.dry_run, ..Requeued::default() };
+    let mut done = Tally { dry_run: requeue.dry_run, ..Tally::default() };
     let mut turner = Turner {
         protocol: &*admin.engine.protocol,
         filter: &mut filter,
@@ -146,7 +147,7 @@ struct Turner<'a> {
 }
 
 impl Turner<'_> {
-    async fn shard(&mut self, session: &mut Session, done: &mut Requeued) -> Result<(), AdminError> {
+    async fn shard(&mut self, session: &mut Session, done: &mut Tally) -> Result<(), AdminError> {
         let letters = session.keys.dead_letters();
         let keys = session.keys.clone();
         // What dies from now on comes in at the head, behind what is kept: the length bounds the turn.
@@ -154,7 +155,9 @@ impl Turner<'_> {
         done.total += left;
         let (mut skip, mut stalled) = (0, 0);
         while left > 0 {
-            if self.stop.is_requested() || self.stop.within(self.pace.wait(done.requeued, Instant::now())).await {
+            if self.stop.is_requested()
+                || self.stop.within(self.pace.wait(done.requeued, Instant::now())).await
+            {
                 done.interrupted = true;
                 return Ok(());
             }
@@ -174,7 +177,9 @@ impl Turner<'_> {
                 done.contended = true;
                 stalled = if turned == 0 { stalled + 1 } else { 0 };
                 if stalled > STALLED_MAX {
-                    return Err(AdminError::Failed("somebody else moves the dead letters at the same time".into()));
+                    return Err(AdminError::Failed(
+                        "somebody else moves the dead letters at the same time".into(),
+                    ));
                 }
                 tokio::time::sleep(Duration::from_millis(fastrand::u64(1..20))).await;
             } else {
@@ -227,7 +232,7 @@ fn destination(queues: &[QueueKeys], origin: Option<&str>, job: &[u8]) -> usize 
         .unwrap_or(queues.len().saturating_sub(1))
 }
 
-impl Requeued {
+impl Tally {
     fn count(&mut self, queues: &[Option<usize>], keys: &Keys) {
         self.looked_at += queues.len() as u64;
         for queue in queues.iter().flatten() {
@@ -259,18 +264,23 @@ impl Requeued {
             first.make_ascii_uppercase();
         }
         if !self.by_queue.is_empty() {
-            let queues: Vec<_> = self.by_queue.iter().map(|(queue, jobs)| format!("{queue}: {jobs}")).collect();
+            let queues: Vec<_> =
+                self.by_queue.iter().map(|(queue, jobs)| format!("{queue}: {jobs}")).collect();
             said = format!("{said} ({})", queues.join(", "));
         }
         said.push('\n');
         if self.interrupted {
-            said.push_str("Stopped before the end: the others are still dead letters, run it again to go on\n");
+            said.push_str(
+                "Stopped before the end: the others are still dead letters, run it again to go on\n",
+            );
         }
         if self.contended {
-            said.push_str("Somebody else moved dead letters at the same time: run it again to be sure of all\n");
+            said.push_str(
+                "Somebody else moved dead letters at the same time: run it again to be sure of all\n",
+            );
         }
         for id in &self.not_found {
-            said.push_str(&format!("No dead letter has the id {}\n", super::table::shown(id)));
+            let _ = writeln!(said, "No dead letter has the id {}", super::table::shown(id));
         }
         said
     }
@@ -283,7 +293,7 @@ struct Progress {
 }
 
 impl Progress {
-    fn show(&mut self, done: &Requeued) {
+    fn show(&mut self, done: &Tally) {
         if self.terminal && self.shown.is_none_or(|shown| shown.elapsed() >= PROGRESS_EVERY) {
             self.shown = Some(Instant::now());
             let _ = write!(std::io::stderr(), "\r\x1b[K{}", done.so_far());
@@ -343,13 +353,13 @@ mod tests {
     fn a_step_ends_where_the_pace_does() {
         let engine = Engine::new(&Config::default());
         let mut filter = Filter { reason: Some("oom".into()), ..Filter::default() };
-        let (_stopper, stop) = crate::shutdown::shutdown();
+        let (_stopper, stopping) = crate::shutdown::shutdown();
         let mut turner = Turner {
             protocol: &*engine.protocol,
             filter: &mut filter,
             pace: Pace { rate: Some(20), began: Instant::now() },
             progress: Progress { terminal: false, shown: None },
-            stop,
+            stop: stopping,
         };
         let letter = |reason: &str| Bytes::from(format!(r#"{{"id":"a","reason":"{reason}"}}"#));
         let page = ["oom", "panic", "oom", "panic", "oom", "oom"].map(letter).to_vec();

@@ -155,7 +155,13 @@ mod tests {
     fn shard(waiting: u64, paused: bool) -> Snapshot {
         let oldest = bytes::Bytes::from_static(br#"{"id":"a","creation_time":"2026-01-01T00:00:00Z"}"#);
         let queue = QueueSnapshot { waiting, oldest, ..QueueSnapshot::default() };
-        Snapshot { now_ms: 1_767_225_660_000, dead_letters: 2, paused, queues: vec![queue], ..Snapshot::default() }
+        Snapshot {
+            now_ms: 1_767_225_660_000,
+            dead_letters: 2,
+            paused,
+            queues: vec![queue],
+            ..Snapshot::default()
+        }
     }
 
     #[test]

@@ -26,7 +26,12 @@ impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let columns = self.rows.first().map_or(0, Vec::len);
         let width = |column: usize| {
-            self.rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0)
+            self.rows
+                .iter()
+                .filter_map(|row| row.get(column))
+                .map(|cell| cell.chars().count())
+                .max()
+                .unwrap_or(0)
         };
         let widths: Vec<usize> = (0..columns).map(width).collect();
         for row in &self.rows {
@@ -91,7 +96,8 @@ pub fn age(ms: u64) -> String {
 
 /// How long ago a moment was that a job names; `-` when it does not.
 pub fn age_since(moment: &str, now_ms: u64) -> String {
-    let made = moment.parse::<jiff::Timestamp>().ok().and_then(|time| u64::try_from(time.as_millisecond()).ok());
+    let made =
+        moment.parse::<jiff::Timestamp>().ok().and_then(|time| u64::try_from(time.as_millisecond()).ok());
     made.map_or_else(|| "-".to_owned(), |made| age(now_ms.saturating_sub(made)))
 }
 
