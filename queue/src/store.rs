@@ -240,13 +240,14 @@ impl Session {
     /// Calls a script by its SHA; a Redis that does not know it has not run it.
     pub(crate) async fn eval(&mut self, script: &Script, call: &Call) -> Result<Value, StoreError> {
         let command = call.command(&script.sha);
-        match self.query(&command).await {
-            Err(StoreError::Later(reason)) if reason.starts_with("NOSCRIPT") => {
-                let mut load = Cmd::new();
-                load.arg("SCRIPT").arg("LOAD").arg(script.source);
-                self.query(&load).await?;
-                self.query(&command).await
-            }
+        let mut answer = self.query(&command).await;
+        if matches!(&answer, Err(StoreError::Later(reason)) if reason.starts_with("NOSCRIPT")) {
+            let mut load = Cmd::new();
+            load.arg("SCRIPT").arg("LOAD").arg(script.source);
+            self.query(&load).await?;
+            answer = self.query(&command).await;
+        }
+        match answer {
             Err(StoreError::Denied { what }) => Err(StoreError::Denied { what: self.denied(call, what).await }),
             Err(StoreError::Unexpected(reason)) => Err(self.unfit(&call.keys, reason).await),
             answer => answer,

@@ -7,7 +7,7 @@ use jobqueue::outcome::Reason;
 
 /// Reliable background jobs on Redis: enqueue files, run jobs, look after queues.
 ///
-/// Everything is configured by a YAML file and environment variables (WORKER_COUNT, REDIS_ADDR, ...): see
+/// Everything is configured by a YAML file and environment variables (`WORKER_COUNT`, `REDIS_ADDR`, ...): see
 /// `worker config check` and docs/configuration.md.
 #[derive(Debug, Parser)]
 #[command(name = "worker", version = jobqueue::VERSION, propagate_version = true)]

@@ -147,7 +147,8 @@ async fn files_that_are_gone_are_forgotten() {
     let child = producer(&redis, dir.path(), &[("PRODUCER_RESCAN_INTERVAL", "50ms")]).spawn().unwrap();
     eventually("all are enqueued", async || redis.all(LOW).await.len() == 3).await;
     let name = format!("producer\0{}", dir.path().display());
-    let name: String = Sha256::digest(name).iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+    let hash = Sha256::digest(name);
+    let name = format!("{:016x}", u64::from_be_bytes(hash[..8].try_into().unwrap()));
     let mut session = redis.session();
     let seen = session.keys.seen(&name);
     assert_eq!(session.hash_len(&seen).await.unwrap(), 3);
