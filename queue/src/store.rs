@@ -94,6 +94,7 @@ script!(FENCE, "fence.lua");
 script!(FORGET, "forget.lua");
 script!(ORPHAN, "orphan.lua");
 script!(TURN, "turn.lua");
+script!(PURGE, "purge.lua");
 script!(ENQUEUE, "enqueue.lua");
 script!(LIMIT, "limit.lua");
 script!(PAGE, "page.lua");
@@ -110,6 +111,8 @@ pub struct Session {
     connected_at: Option<Instant>,
     failures: u32,
     longest_backoff: Duration,
+    /// The mark of the last enqueue that was answered: the next one removes it.
+    answered: Option<String>,
     /// Calls made so far, for `redis_round_trips_total`.
     pub round_trips: u64,
 }
@@ -126,6 +129,7 @@ impl Session {
             connected_at: None,
             failures: 0,
             longest_backoff,
+            answered: None,
             round_trips: 0,
         }
     }
@@ -210,21 +214,64 @@ impl Session {
         }
     }
 
+    /// Sends several commands at once and awaits all answers.
+    pub(crate) async fn query_all(&mut self, commands: Vec<Cmd>) -> Result<Vec<Value>, StoreError> {
+        if commands.is_empty() {
+            return Ok(Vec::new());
+        }
+        self.connect().await?;
+        let Some(link) = self.link.as_mut() else { return Err(StoreError::Lost("not connected".into())) };
+        self.round_trips += 1;
+        let mut pipeline = redis::Pipeline::with_capacity(commands.len());
+        let count = commands.len();
+        for command in commands {
+            pipeline.add_command(command);
+        }
+        let answers = link.redis.send_packed_commands(&pipeline, 0, count).await;
+        let answers = answers.and_then(|answers| answers.into_iter().map(Value::extract_error).collect());
+        match answers {
+            Ok(answers) => {
+                self.failures = 0;
+                Ok(answers)
+            }
+            Err(error) => Err(self.understand(&error)),
+        }
+    }
+
     /// Calls a script by its SHA; a Redis that does not know it has not run it.
     pub(crate) async fn eval(&mut self, script: &Script, call: &Call) -> Result<Value, StoreError> {
         let command = call.command(&script.sha);
-        match self.query(&command).await {
-            Err(StoreError::Later(reason)) if reason.starts_with("NOSCRIPT") => {
-                let mut load = Cmd::new();
-                load.arg("SCRIPT").arg("LOAD").arg(script.source);
-                self.query(&load).await?;
-                self.query(&command).await
-            }
+        let mut answer = self.query(&command).await;
+        if matches!(&answer, Err(StoreError::Later(reason)) if reason.starts_with("NOSCRIPT")) {
+            let mut load = Cmd::new();
+            load.arg("SCRIPT").arg("LOAD").arg(script.source);
+            self.query(&load).await?;
+            answer = self.query(&command).await;
+        }
+        match answer {
             Err(StoreError::Denied { what }) => {
                 Err(StoreError::Denied { what: self.denied(call, what).await })
             }
+            Err(StoreError::Unexpected(reason)) => Err(self.unfit(&call.keys, reason).await),
             answer => answer,
         }
+    }
+
+    /// Nor does it say which key has the wrong type: look at each.
+    pub(crate) async fn unfit(&mut self, keys: &[String], reason: String) -> StoreError {
+        if reason.contains("WRONGTYPE") {
+            for key in keys {
+                let Some(expected) = self.keys.kind_of(key) else { continue };
+                let mut probe = Cmd::new();
+                probe.arg("TYPE").arg(key.as_str());
+                let Ok(kind) = self.query(&probe).await.map(text) else { break };
+                if kind != "none" && kind != expected {
+                    let reason = format!("WRONGTYPE holds a {kind}, must be a {expected}");
+                    return StoreError::Unfit { key: key.clone(), reason };
+                }
+            }
+        }
+        StoreError::Unexpected(reason)
     }
 
     /// Redis does not say which key it denies: ask for each.

@@ -190,7 +190,10 @@ impl Protocol for Files {
             return (None, letter.clone());
         };
         let origin = object.get("origin_queue").and_then(Value::as_str).map(str::to_owned);
-        if let Some(raw) = object.get("raw").and_then(Value::as_str) {
+        // What `reject` wrapped has no id; a job has one, and may well have a field of that name.
+        let wrapped =
+            if object.contains_key("id") { None } else { object.get("raw").and_then(Value::as_str) };
+        if let Some(raw) = wrapped {
             let encoded = object.get("raw_encoding").and_then(Value::as_str) == Some("base64");
             let bytes = encoded.then(|| BASE64.decode(raw).ok()).flatten();
             return (origin, Bytes::from(bytes.unwrap_or_else(|| raw.as_bytes().to_vec())));
@@ -455,6 +458,22 @@ mod tests {
         assert_eq!(settle(&job, &kill).effects.len(), 1);
         let decision = asked.settle(&job, &kill, &queue(), 0, "u");
         assert_eq!(decision.effects[1], Effect::Trim { key: "jobqueue:dead_letter".into(), max: 5 });
+    }
+
+    #[test]
+    fn a_job_with_a_field_named_raw_is_revived_whole() {
+        let kill = Outcome::Kill(Failure::new(Reason::Killed, "no"));
+        let decision = settle(&job(r#"{"id":"a","raw":"mine"}"#), &kill);
+        let Effect::Push { bytes, .. } = &decision.effects[0] else { panic!("{decision:?}") };
+        let revived = object(&policy().revive(bytes).1);
+        assert_eq!((&revived["id"], &revived["raw"]), (&"a".into(), &"mine".into()));
+        assert!(!revived.contains_key("error"));
+    }
+
+    #[test]
+    fn a_letter_of_somebody_else_is_revived_as_it_is() {
+        let foreign = Bytes::from_static(b"\xfe not ours");
+        assert_eq!(policy().revive(&foreign), (None, foreign));
     }
 
     proptest! {
