@@ -219,6 +219,9 @@ impl Session {
                 self.query(&load).await?;
                 self.query(&command).await
             }
+            Err(StoreError::Unexpected(reason)) if reason.starts_with("WRONGTYPE") && call.keys.len() == 1 => {
+                Err(StoreError::Unfit { key: call.keys[0].clone(), reason })
+            }
             Err(StoreError::Denied { what }) => Err(StoreError::Denied { what: self.denied(call, what).await }),
             answer => answer,
         }
