@@ -182,6 +182,11 @@ impl Bench {
         places(&mut self.redis, &self.prefix).await
     }
 
+    /// What [`Self::places`] calls a key.
+    pub fn place(&self, key: &str) -> String {
+        key.strip_prefix(&format!("{}:", self.prefix)).unwrap_or(key).to_owned()
+    }
+
     /// How often each id is anywhere.
     pub async fn census(&mut self) -> BTreeMap<String, usize> {
         let mut census = BTreeMap::new();
