@@ -349,12 +349,18 @@ impl Connector {
                 }
             }
             Err(error) if error.is_io_error() => return Err(unreachable(address, &error)),
-            Err(error) => {
-                let error = refused(address, &error);
+            Err(hello_error) => {
+                let error = refused(address, &hello_error);
                 if matches!(error, ConnectError::Loading { .. } | ConnectError::Credentials { .. }) {
                     return Err(error);
                 }
-                // HELLO may be denied by ACL, or unknown before Redis 6: the first script tells the rest.
+                // HELLO may be denied by ACL, or renamed: the first script tells the rest. Before Redis 6 there is none.
+                if hello_error.to_string().contains("unknown command")
+                    && let Some(version) =
+                        version_by_info(&mut redis).await.filter(|version| too_old(version))
+                {
+                    return Err(ConnectError::TooOld { address: address.into(), version });
+                }
             }
         }
         Ok(connection)
@@ -456,6 +462,14 @@ fn refused(address: &str, error: &redis::RedisError) -> ConnectError {
         return ConnectError::Loading { address: address.into() };
     }
     unreachable(address, error)
+}
+
+/// What a Redis without HELLO says about itself.
+async fn version_by_info(redis: &mut MultiplexedConnection) -> Option<String> {
+    let mut info = Cmd::new();
+    info.arg("INFO").arg("server");
+    let text: String = info.query_async(redis).await.ok()?;
+    text.lines().find_map(|line| line.strip_prefix("redis_version:")).map(|version| version.trim().to_owned())
 }
 
 fn too_old(version: &str) -> bool {

@@ -294,9 +294,8 @@ impl Session {
         };
         let detail = || format!("{code} {}", error.detail().unwrap_or_default());
         match code.as_str() {
-            "NOSCRIPT" | "LOADING" | "BUSY" | "TRYAGAIN" | "CLUSTERDOWN" | "MASTERDOWN" | "NOREPLICAS" => {
-                StoreError::Later(detail())
-            }
+            "NOSCRIPT" | "LOADING" | "BUSY" | "TRYAGAIN" | "CLUSTERDOWN" | "MASTERDOWN" | "NOREPLICAS"
+            | "MISCONF" => StoreError::Later(detail()),
             // This node is not the right one any more: the next connection is resolved anew.
             "READONLY" | "MOVED" | "ASK" => {
                 self.link = None;

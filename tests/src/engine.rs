@@ -183,6 +183,11 @@ impl Bench {
         places(&mut self.redis, &self.prefix).await
     }
 
+    /// What [`Self::places`] calls a key.
+    pub fn place(&self, key: &str) -> String {
+        key.strip_prefix(&format!("{}:", self.prefix)).unwrap_or(key).to_owned()
+    }
+
     /// How often each id is anywhere.
     pub async fn census(&mut self) -> BTreeMap<String, usize> {
         let mut census = BTreeMap::new();
@@ -373,4 +378,41 @@ impl Lane {
 /// Jobs to be enqueued in one call.
 pub fn enqueue(queue: &str, jobs: &[Bytes]) -> Vec<Enqueue> {
     jobs.iter().map(|raw| Enqueue { queue: queue.to_owned(), raw: raw.clone(), seen: None }).collect()
+}
+
+/// The scripts of the engine by name, as they are sent.
+pub const SCRIPTS: [(&str, &str); 13] = [
+    (
+        "cycle",
+        concat!(
+            include_str!("../../queue/src/scripts/effects.lua"),
+            include_str!("../../queue/src/scripts/cycle.lua")
+        ),
+    ),
+    (
+        "move",
+        concat!(
+            include_str!("../../queue/src/scripts/effects.lua"),
+            include_str!("../../queue/src/scripts/move.lua")
+        ),
+    ),
+    ("register", include_str!("../../queue/src/scripts/register.lua")),
+    ("extend", include_str!("../../queue/src/scripts/extend.lua")),
+    ("close", include_str!("../../queue/src/scripts/close.lua")),
+    ("fence", include_str!("../../queue/src/scripts/fence.lua")),
+    ("forget", include_str!("../../queue/src/scripts/forget.lua")),
+    ("orphan", include_str!("../../queue/src/scripts/orphan.lua")),
+    ("turn", include_str!("../../queue/src/scripts/turn.lua")),
+    ("enqueue", include_str!("../../queue/src/scripts/enqueue.lua")),
+    ("limit", include_str!("../../queue/src/scripts/limit.lua")),
+    ("page", include_str!("../../queue/src/scripts/page.lua")),
+    ("snapshot", include_str!("../../queue/src/scripts/snapshot.lua")),
+];
+
+/// Loads a script, so that the next call by its SHA is carried out; answers the SHA.
+pub async fn load_script(redis: &mut MultiplexedConnection, name: &str) -> String {
+    let (_, source) = SCRIPTS.iter().find(|(known, _)| *known == name).expect("a script of that name");
+    let mut load = redis::cmd("SCRIPT");
+    load.arg("LOAD").arg(source);
+    load.query_async(redis).await.expect("load a script")
 }

@@ -29,7 +29,7 @@ if seq == last then
   for tail in string.gmatch(lease[4] or '', '[^,]+') do
     queue = queue + 1
     local all = tail == 'whole'
-    jobs[queue] = redis.call('LRANGE', key_of(queue, HELD), all and 0 or tail, -1)
+    jobs[queue] = tail == 'broken' and {} or redis.call('LRANGE', key_of(queue, HELD), all and 0 or tail, -1)
     table.insert(jobs[queue], 1, all and '1' or '0')
   end
   return { 'OK', now[1], now[2], paused, quiet, 1, lease[3] or '', jobs, {} }
@@ -39,15 +39,21 @@ end
 redis.call('HDEL', record, '')
 
 local errors, statuses, at = {}, {}, 12
-local limits, whole, tails, reserved = {}, {}, {}, {}
+-- broken: the queues whose held list is none. They are left alone, the others are served.
+local limits, whole, broken, tails, reserved = {}, {}, {}, {}, {}
+
+local function failed(key, answer)
+  if type(answer) ~= 'table' or not answer.err then return false end
+  errors[#errors + 1] = { 0, key, answer.err }
+  return true
+end
 
 local function release(parked, back)
   for _ = 1, 10 do
     -- The newest first: the oldest is then the next to be taken again.
-    local job = redis.call('LINDEX', parked, -1)
-    if not job then return end
-    local answer = redis.pcall(side == 'R' and 'RPUSH' or 'LPUSH', back, job)
-    if type(answer) == 'table' and answer.err then errors[#errors + 1] = { 0, back, answer.err } return end
+    local job = redis.pcall('LINDEX', parked, -1)
+    if not job or failed(parked, job) then return end
+    if failed(back, redis.pcall(side == 'R' and 'RPUSH' or 'LPUSH', back, job)) then return end
     redis.call('RPOP', parked)
   end
 end
@@ -55,21 +61,26 @@ end
 local looks, reserved_count = {}, 0
 for queue = 1, queues do
   limits[queue] = { tonumber(ARGV[at]), tonumber(ARGV[at + 1]) }
+  local held = key_of(queue, HELD)
+  local length = redis.pcall('LLEN', held)
+  broken[queue] = failed(held, length)
   for which = PARKED, PARKED_SUSPECTS do
     local word, parked = ARGV[at + which - 2], key_of(queue, which)
-    if word == '1' then
-      -- More than the one we know of: a connection that Redis had not missed yet left another. Say it all again.
-      local arrived = redis.call('LRANGE', parked, 0, 9)
-      for _, job in ipairs(arrived) do redis.call('RPUSH', key_of(queue, HELD), job) end
-      redis.call('LTRIM', parked, #arrived, -1)
-      reserved_count = reserved_count + #arrived
-    elseif word == 'r' then
+    if word == 'r' then
       release(parked, key_of(queue, which == PARKED and QUEUE or SUSPECTS))
-    elseif word == '0' then
+    elseif word == '1' and not broken[queue] then
+      -- More than the one we know of: a connection that Redis had not missed yet left another. Say it all again.
+      local arrived = redis.pcall('LRANGE', parked, 0, 9)
+      if not failed(parked, arrived) then
+        for _, job in ipairs(arrived) do redis.call('RPUSH', held, job) end
+        redis.call('LTRIM', parked, #arrived, -1)
+        length, reserved_count = length + #arrived, reserved_count + #arrived
+      end
+    elseif word == '0' and not broken[queue] then
       looks[#looks + 1] = { queue, parked }
     end
   end
-  whole[queue] = redis.call('LLEN', key_of(queue, HELD)) ~= tonumber(ARGV[at + 4])
+  whole[queue] = not broken[queue] and length ~= tonumber(ARGV[at + 4])
   at = at + 5
 end
 
@@ -86,7 +97,9 @@ for s = 1, count do
   local held, status = key_of(queue, HELD), '1'
   at = at + 6
   local found
-  if by == 'p' then
+  if broken[queue] then
+    found = false
+  elseif by == 'p' then
     local job = not whole[queue] and redis.call('LINDEX', held, a)
     found = job and #job == tonumber(b) and string.sub(job, 1, #c) == c
   else
@@ -94,7 +107,7 @@ for s = 1, count do
     found = redis.call('LPOS', held, a)
   end
   if not found then
-    status = '0'
+    status = broken[queue] and 'e' or '0'
   else
     local key, reason = first_unfit(at, effects)
     if not key then key, reason = place(at, effects) end
@@ -119,8 +132,8 @@ for queue = 1, queues do
   at = at + 1
   if done > 0 then
     local reason = keep ~= 0 and unfit(KEYS[5], 'list')
-    if reason then
-      errors[#errors + 1] = { 0, KEYS[5], reason }
+    if reason then errors[#errors + 1] = { 0, KEYS[5], reason } end
+    if reason or broken[queue] then
       for _ = 1, done do statuses[#statuses + 1] = 'e' end
     else
       -- As a rule the oldest finish first: then the done are the head of the list, and one trim removes them.
@@ -154,13 +167,14 @@ for queue = 1, queues do
 end
 
 for queue = 1, queues do
-  tails[queue] = whole[queue] and 'whole' or redis.call('LLEN', key_of(queue, HELD))
+  tails[queue] = whole[queue] and 'whole' or broken[queue] and 'broken' or redis.call('LLEN', key_of(queue, HELD))
   reserved[queue] = { whole[queue] and '1' or '0' }
 end
 
 local room, budget, got = tonumber(ARGV[5]), tonumber(ARGV[6]), 0
 for _, look in ipairs(looks) do
-  local jobs = redis.call('LRANGE', look[2], 0, 9)
+  local jobs = redis.pcall('LRANGE', look[2], 0, 9)
+  if failed(look[2], jobs) then jobs = {} end
   for _, job in ipairs(jobs) do
     redis.call('RPUSH', key_of(look[1], HELD), job)
     redis.call('LPOP', look[2])
@@ -178,7 +192,7 @@ local function take(queue, from, want)
     local ask = taken == 0 and 1 or math.max(1, math.min(want - taken, 1000, math.floor(budget * taken / bytes)))
     local jobs = redis.pcall(pop, from, ask)
     if not jobs then return taken end
-    if jobs.err then errors[#errors + 1] = { 0, from, jobs.err } return taken end
+    if failed(from, jobs) then return taken end
     local fits = #jobs
     for i = 1, #jobs do
       if budget <= 0 and got > 0 then fits = i - 1 break end
@@ -195,7 +209,7 @@ end
 
 if paused == 0 and quiet == '' then
   for queue = 1, queues do
-    if not whole[queue] then
+    if not whole[queue] and not broken[queue] then
       local limit = limits[queue]
       local suspects = take(queue, key_of(queue, SUSPECTS), math.min(limit[2], limit[1], room))
       local fresh = take(queue, key_of(queue, QUEUE), math.min(limit[1] - suspects, room))
@@ -207,7 +221,7 @@ end
 local held_count = 0
 for queue = 1, queues do
   local held = key_of(queue, HELD)
-  held_count = held_count + redis.call('LLEN', held)
+  if not broken[queue] then held_count = held_count + redis.call('LLEN', held) end
   if whole[queue] then
     reserved[queue] = redis.call('LRANGE', held, 0, -1)
     table.insert(reserved[queue], 1, '1')

@@ -12,6 +12,12 @@ for i = 4, #KEYS do
     return { '', { KEYS[i], 'WRONGTYPE holds a ' .. kind .. ', must be a list' } }
   end
 end
+local seen = redis.call('TYPE', KEYS[2]).ok
+for job = 1, tonumber(ARGV[3]) do
+  if ARGV[4 * job + 2] ~= '' and seen ~= 'none' and seen ~= 'hash' then
+    return { '', { KEYS[2], 'WRONGTYPE holds a ' .. seen .. ', must be a hash' } }
+  end
+end
 local push, statuses = ARGV[2] == 'L' and 'LPUSH' or 'RPUSH', {}
 for job = 1, tonumber(ARGV[3]) do
   local at = 4 + 4 * (job - 1)
