@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use jobqueue::breaker;
 use jobqueue::effects::{Decision, Verdict};
-use jobqueue::job::{Job, NotAJob};
+use jobqueue::job::{Fields, Job, NotAJob};
 use jobqueue::outcome::{Failure, Outcome, Reason};
 use jobqueue::protocol::Interruption;
 use jobqueue::protocol::files::COMPLETED_ENTRY_MAX;
@@ -365,12 +365,27 @@ impl Lane {
             None if held.probe => self.shared.breaker(queue).abandoned(),
             None => {}
         }
-        if let Outcome::Failed(failure) | Outcome::RetryIn(_, failure) | Outcome::Kill(failure) = &outcome {
-            self.shared.queue_metrics[queue].jobs_failed(failure.reason, 1);
-            let (queue, attempt) = (&**self.shared.queue_metrics[queue].name(), job.fields.retries + 1);
-            let (job_id, reason) = (job.fields.id.as_str(), failure.reason.as_str());
-            tracing::debug!(job_id, queue, reason, attempt, "Job failed");
+        let failure = match &outcome {
+            Outcome::Failed(failure) | Outcome::RetryIn(_, failure) | Outcome::Kill(failure) => Some(failure.reason),
+            _ => None,
+        };
+        if let Some(reason) = failure {
+            self.shared.queue_metrics[queue].jobs_failed(reason, 1);
         }
+        let fields = &job.fields;
+        tracing::debug!(
+            job_id = fields.id,
+            request_id = fields.id,
+            trace_id = given(&fields.trace_id),
+            span_id = given(&fields.span_id),
+            queue = &**self.shared.queue_metrics[queue].name(),
+            attempt = fields.retries + 1,
+            duration_ms = millis(took),
+            wait_ms = millis(held.reserved.elapsed().saturating_sub(took)),
+            reason = failure.map(Reason::as_str),
+            value = outcome_word(&outcome),
+            "Job ran"
+        );
         held.phase = Phase::Finished(job, outcome, took);
     }
 
@@ -632,7 +647,15 @@ impl Lane {
                     metrics.jobs_failed(reason, 1);
                 }
                 metrics.jobs_dead_lettered(1);
-                tracing::warn!(queue = &**metrics.name(), reason = reason.as_str(), job_id = held.id(), "Gave a job up");
+                let fields = held.fields();
+                tracing::warn!(
+                    job_id = fields.map(|fields| fields.id.as_str()),
+                    trace_id = fields.and_then(|fields| given(&fields.trace_id)),
+                    span_id = fields.and_then(|fields| given(&fields.span_id)),
+                    queue = &**metrics.name(),
+                    reason = reason.as_str(),
+                    "Gave a job up"
+                );
             }
             Verdict::Released => metrics.jobs_released(1),
             Verdict::Suspected => metrics.jobs_interrupted(1),
@@ -663,7 +686,7 @@ impl Lane {
         let key = self.next_key;
         self.next_key += 1;
         self.shared.metrics.jobs_in_flight_changed(1);
-        let job = Arc::new(Job { raw: raw.clone(), fields: jobqueue::job::Fields::default() });
+        let job = Arc::new(Job { raw: raw.clone(), fields: Fields::default() });
         let phase = Phase::Finished(job, Outcome::Released, Duration::ZERO);
         let held = Held { key, raw, reserved: Instant::now(), phase, permit: None, probe: false, refused: None };
         self.held[queue].push(held);
@@ -813,12 +836,13 @@ impl Held {
             && self.refused.is_none_or(|at| at.elapsed() >= TICK)
     }
 
-    fn id(&self) -> &str {
+    /// What we read of it; nothing when it is not a job.
+    fn fields(&self) -> Option<&Fields> {
         match &self.phase {
             Phase::Waiting(job, _) | Phase::Admitted(job) | Phase::Running(job, _) | Phase::Finished(job, ..) => {
-                &job.fields.id
+                Some(&job.fields)
             }
-            Phase::Rejected(_) => "",
+            Phase::Rejected(_) => None,
         }
     }
 }
@@ -840,5 +864,15 @@ fn oldest_job(held: &Held) -> Bytes {
     if held.raw.len() <= COMPLETED_ENTRY_MAX {
         return held.raw.clone();
     }
-    Bytes::from(serde_json::json!({ "id": held.id() }).to_string())
+    let id = held.fields().map_or("", |fields| fields.id.as_str());
+    Bytes::from(serde_json::json!({ "id": id }).to_string())
+}
+
+/// Text that is there; an empty field of a job says nothing.
+fn given(text: &str) -> Option<&str> {
+    (!text.is_empty()).then_some(text)
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
