@@ -257,7 +257,8 @@ impl Lane {
                 self.parks[park].cut_off = true;
             }
             Arrival::Answered(Some(raw)) => {
-                let permit = if self.may_reserve() { self.shared.slots.take(1) } else { None };
+                let welcome = self.may_reserve() && self.serves(queue);
+                let permit = if welcome { self.shared.slots.take(1) } else { None };
                 match permit {
                     Some(permit) => {
                         self.parks[park].state = State::Adopting;
@@ -273,6 +274,11 @@ impl Lane {
 
     fn may_reserve(&self) -> bool {
         self.deadline.is_none() && !self.paused && self.quiet.is_empty()
+    }
+
+    /// A queue whose breaker is not closed is asked by cycles only, for one job at most.
+    fn serves(&self, queue: usize) -> bool {
+        self.shared.breaker(queue).state(Instant::now()) == breaker::State::Closed
     }
 
     /// A job is ours: runs it, or waits until it may.
@@ -491,10 +497,6 @@ impl Lane {
         for queue in 0..self.held.len() {
             let keys = self.session.keys.queues[queue].clone();
             let mut ask = QueueAsk { expected: self.held[queue].len(), ..QueueAsk::default() };
-            for park in self.parks.iter().filter(|park| park.queue == queue) {
-                let word = park.word(room > 0);
-                if park.suspects { ask.parked_suspects = word } else { ask.parked = word }
-            }
             let mut breaker = self.shared.breaker(queue);
             let before = breaker.state(now);
             ask.limit = breaker.allows(room, now);
@@ -503,7 +505,14 @@ impl Lane {
             if probes {
                 breaker.fetched(now);
             }
+            // A cooldown ends by itself: nobody else says that an open breaker has become half-open. Said while the
+            // breaker is locked, so that it cannot overwrite a change that another lane has just reported.
+            self.shared.queue_metrics[queue].breaker_is(before);
             drop(breaker);
+            for park in self.parks.iter().filter(|park| park.queue == queue) {
+                let word = park.word(ask.limit > 0);
+                if park.suspects { ask.parked_suspects = word } else { ask.parked = word }
+            }
             claimed.push(probes);
             for (position, held) in self.held[queue].iter_mut().enumerate() {
                 if !held.is_settleable() {
@@ -724,21 +733,26 @@ impl Lane {
         if !self.may_park() || self.hungry || !self.looked || lease <= wait {
             return;
         }
-        let now = Instant::now();
-        for park in &mut self.parks {
-            if self.shared.breaker(park.queue).state(now) == breaker::State::Closed {
-                park.go(wait);
+        for at in 0..self.parks.len() {
+            if self.serves(self.parks[at].queue) {
+                self.parks[at].go(wait);
             }
         }
     }
 
+    /// The connection of a fetch that waits for a job which nobody would run.
+    fn unwelcome(&self, park: &Park) -> Option<i64> {
+        let client = park.waiting_client()?;
+        let welcome = self.may_reserve() && self.shared.slots.free() > 0 && self.serves(park.queue);
+        (!welcome).then_some(client)
+    }
+
     fn must_unpark(&self) -> bool {
-        let waiting = self.parks.iter().any(|park| park.waiting_client().is_some());
-        waiting && (!self.may_reserve() || self.shared.slots.free() == 0)
+        self.parks.iter().any(|park| self.unwelcome(park).is_some())
     }
 
     async fn unpark(&mut self) {
-        let clients: Vec<i64> = self.parks.iter().filter_map(Park::waiting_client).collect();
+        let clients: Vec<i64> = self.parks.iter().filter_map(|park| self.unwelcome(park)).collect();
         for client in clients {
             if let Err(error) = self.session.unblock(client).await {
                 // It ends by its own timeout; what it still brings is released.
@@ -748,7 +762,7 @@ impl Lane {
         }
         // The answers are on their way; do not ask again before they are here.
         let answered = async {
-            while self.parks.iter().any(|park| park.waiting_client().is_some()) {
+            while self.must_unpark() {
                 match self.events.recv().await {
                     Some(event) => self.take(event),
                     None => return,
