@@ -11,6 +11,7 @@ pub mod child;
 pub mod cluster;
 pub mod engine;
 pub mod http;
+pub mod ledger;
 pub mod process;
 pub mod proxy;
 pub mod recorder;
@@ -20,6 +21,7 @@ pub mod sentinel;
 pub mod wait;
 
 pub use cluster::Cluster;
+pub use ledger::Ledger;
 pub use process::{Worker, WorkerOptions};
 pub use proxy::{Fault, Proxy};
 pub use recorder::{Behaviour, Recorder};

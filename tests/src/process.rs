@@ -14,11 +14,12 @@ use tempfile::TempDir;
 
 use crate::child::{ChildProcess, scratch_dir};
 use crate::http;
+use crate::recorder::Recorder;
 use crate::wait::eventually;
 
 /// How long the worker may take to say something.
 const LOG_TIMEOUT: Duration = Duration::from_secs(30);
-/// Where the worker's debug build is to kill itself.
+/// The failpoint that the worker's debug build reads.
 const FAILPOINT: &str = "WORKER_FAILPOINT";
 /// What a child keeps of our environment. All else could be a setting: the worker reads its
 /// configuration from the environment too. `LLVM_PROFILE_FILE` makes its coverage count.
@@ -39,7 +40,7 @@ pub struct WorkerOptions {
     pub args: Vec<String>,
     /// Environment overrides of the configuration.
     pub env: Vec<(String, String)>,
-    /// Where the process kills itself (`after-cycle`, `before-handle:3` for the third time).
+    /// Where the process is to die: `after-cycle`, or `after-cycle:3` for the third time it gets there.
     pub failpoint: Option<String>,
 }
 
@@ -86,6 +87,14 @@ impl WorkerOptions {
     pub fn failpoint(mut self, failpoint: &str) -> Self {
         self.failpoint = Some(failpoint.to_owned());
         self
+    }
+
+    /// Jobs are posted to a recorder, a dead worker's come back after the shortest TTL there is.
+    #[must_use]
+    pub fn recorded_by(self, recorder: &Recorder) -> Self {
+        self.env("WORKER_HANDLER_KIND", "http")
+            .env("WORKER_HANDLER_HTTP_URL", recorder.url())
+            .env("WORKER_HEARTBEAT_TTL", "5s")
     }
 
     /// Runs it to its end: for `--role=admin`, `config check`, `--version`. It blocks.
@@ -238,6 +247,19 @@ impl Worker {
     /// SIGTERM: the graceful way.
     pub fn sigterm(&self) {
         self.process.signal(Signal::TERM);
+    }
+
+    /// SIGINT: the same from a keyboard.
+    pub fn sigint(&self) {
+        self.process.signal(Signal::INT);
+    }
+
+    /// Its resident memory in KiB.
+    pub fn rss_kib(&self) -> u64 {
+        let path = format!("/proc/{}/status", self.pid());
+        let status = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a line VmRSS");
+        line.trim().trim_end_matches(" kB").parse().expect("a number of KiB")
     }
 
     /// How it ended, if it has.

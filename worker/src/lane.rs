@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use jobqueue::breaker;
 use jobqueue::effects::{Decision, Verdict};
-use jobqueue::job::{Job, NotAJob};
+use jobqueue::job::{Fields, Job, NotAJob};
 use jobqueue::outcome::{Failure, Outcome, Reason};
 use jobqueue::protocol::Interruption;
 use jobqueue::protocol::files::COMPLETED_ENTRY_MAX;
@@ -269,7 +269,8 @@ impl Lane {
                 self.parks[park].cut_off = Some(Instant::now());
             }
             Arrival::Answered(Some(raw)) => {
-                let permit = if self.may_reserve() { self.shared.slots.take(1) } else { None };
+                let welcome = self.may_reserve() && self.serves(queue);
+                let permit = if welcome { self.shared.slots.take(1) } else { None };
                 match permit {
                     Some(permit) => {
                         self.parks[park].state = State::Adopting;
@@ -288,6 +289,11 @@ impl Lane {
 
     fn may_reserve(&self) -> bool {
         self.deadline.is_none() && !self.paused && self.quiet.is_empty()
+    }
+
+    /// A queue whose breaker is not closed is asked by cycles only, for one job at most.
+    fn serves(&self, queue: usize) -> bool {
+        self.shared.breaker(queue).state(Instant::now()) == breaker::State::Closed
     }
 
     /// A job is ours: runs it, or waits until it may.
@@ -385,12 +391,29 @@ impl Lane {
             None if held.probe => self.shared.breaker(queue).abandoned(),
             None => {}
         }
-        if let Outcome::Failed(failure) | Outcome::RetryIn(_, failure) | Outcome::Kill(failure) = &outcome {
-            self.shared.queue_metrics[queue].jobs_failed(failure.reason, 1);
-            let (queue, attempt) = (&**self.shared.queue_metrics[queue].name(), job.fields.retries + 1);
-            let (job_id, reason) = (job.fields.id.as_str(), failure.reason.as_str());
-            tracing::debug!(job_id, queue, reason, attempt, "Job failed");
+        let failure = match &outcome {
+            Outcome::Failed(failure) | Outcome::RetryIn(_, failure) | Outcome::Kill(failure) => {
+                Some(failure.reason)
+            }
+            _ => None,
+        };
+        if let Some(reason) = failure {
+            self.shared.queue_metrics[queue].jobs_failed(reason, 1);
         }
+        let fields = &job.fields;
+        tracing::debug!(
+            job_id = fields.id,
+            request_id = fields.id,
+            trace_id = given(&fields.trace_id),
+            span_id = given(&fields.span_id),
+            queue = &**self.shared.queue_metrics[queue].name(),
+            attempt = fields.retries + 1,
+            duration_ms = millis(took),
+            wait_ms = millis(held.reserved.elapsed().saturating_sub(took)),
+            reason = failure.map(Reason::as_str),
+            value = outcome_word(&outcome),
+            "Job ran"
+        );
         held.phase = Phase::Finished(job, outcome, took);
     }
 
@@ -504,10 +527,6 @@ impl Lane {
             self.held[queue].sort_by_key(|held| held.adopting);
             let keys = self.session.keys.queues[queue].clone();
             let mut ask = QueueAsk { expected: self.held[queue].len(), ..QueueAsk::default() };
-            for park in self.parks.iter().filter(|park| park.queue == queue) {
-                let word = park.word(room > 0);
-                if park.suspects { ask.parked_suspects = word } else { ask.parked = word }
-            }
             let mut breaker = self.shared.breaker(queue);
             let before = breaker.state(now);
             ask.limit = breaker.allows(room, now);
@@ -516,7 +535,14 @@ impl Lane {
             if probes {
                 breaker.fetched(now);
             }
+            // A cooldown ends by itself: nobody else says that an open breaker has become half-open. Said while the
+            // breaker is locked, so that it cannot overwrite a change that another lane has just reported.
+            self.shared.queue_metrics[queue].breaker_is(before);
             drop(breaker);
+            for park in self.parks.iter().filter(|park| park.queue == queue) {
+                let word = park.word(ask.limit > 0);
+                if park.suspects { ask.parked_suspects = word } else { ask.parked = word }
+            }
             claimed.push(probes);
             for (position, held) in self.held[queue].iter_mut().enumerate() {
                 if !held.is_settleable() {
@@ -678,10 +704,13 @@ impl Lane {
                     metrics.jobs_failed(reason, 1);
                 }
                 metrics.jobs_dead_lettered(1);
+                let fields = held.fields();
                 tracing::warn!(
+                    job_id = fields.map(|fields| fields.id.as_str()),
+                    trace_id = fields.and_then(|fields| given(&fields.trace_id)),
+                    span_id = fields.and_then(|fields| given(&fields.span_id)),
                     queue = &**metrics.name(),
                     reason = reason.as_str(),
-                    job_id = held.id(),
                     "Gave a job up"
                 );
             }
@@ -723,7 +752,7 @@ impl Lane {
         let key = self.next_key;
         self.next_key += 1;
         self.shared.metrics.jobs_in_flight_changed(1);
-        let job = Arc::new(Job { raw: raw.clone(), fields: jobqueue::job::Fields::default() });
+        let job = Arc::new(Job { raw: raw.clone(), fields: Fields::default() });
         self.shared.breaker(queue).abandoned();
         let phase = Phase::Finished(job, Outcome::Released, Duration::ZERO);
         let held = Held {
@@ -776,21 +805,26 @@ impl Lane {
         if !self.may_park() || self.hungry || !self.looked || lease <= wait {
             return;
         }
-        let now = Instant::now();
-        for park in &mut self.parks {
-            if self.shared.breaker(park.queue).state(now) == breaker::State::Closed {
-                park.go(wait);
+        for at in 0..self.parks.len() {
+            if self.serves(self.parks[at].queue) {
+                self.parks[at].go(wait);
             }
         }
     }
 
+    /// The connection of a fetch that waits for a job which nobody would run.
+    fn unwelcome(&self, park: &Park) -> Option<i64> {
+        let client = park.waiting_client()?;
+        let welcome = self.may_reserve() && self.shared.slots.free() > 0 && self.serves(park.queue);
+        (!welcome).then_some(client)
+    }
+
     fn must_unpark(&self) -> bool {
-        let waiting = self.parks.iter().any(|park| park.waiting_client().is_some());
-        waiting && (!self.may_reserve() || self.shared.slots.free() == 0)
+        self.parks.iter().any(|park| self.unwelcome(park).is_some())
     }
 
     async fn unpark(&mut self) {
-        let clients: Vec<i64> = self.parks.iter().filter_map(Park::waiting_client).collect();
+        let clients: Vec<i64> = self.parks.iter().filter_map(|park| self.unwelcome(park)).collect();
         for client in clients {
             if let Err(error) = self.session.unblock(client).await {
                 // It ends by its own timeout; what it still brings is released.
@@ -800,7 +834,7 @@ impl Lane {
         }
         // The answers are on their way; do not ask again before they are here.
         let answered = async {
-            while self.parks.iter().any(|park| park.waiting_client().is_some()) {
+            while self.must_unpark() {
                 match self.events.recv().await {
                     Some(event) => self.take(event),
                     None => return,
@@ -894,13 +928,14 @@ impl Held {
             && self.refused.is_none_or(|at| at.elapsed() >= TICK)
     }
 
-    fn id(&self) -> &str {
+    /// What we read of it; nothing when it is not a job.
+    fn fields(&self) -> Option<&Fields> {
         match &self.phase {
             Phase::Waiting(job, _)
             | Phase::Admitted(job)
             | Phase::Running(job, _)
-            | Phase::Finished(job, ..) => &job.fields.id,
-            Phase::Rejected(_) => "",
+            | Phase::Finished(job, ..) => Some(&job.fields),
+            Phase::Rejected(_) => None,
         }
     }
 }
@@ -922,5 +957,15 @@ fn oldest_job(held: &Held) -> Bytes {
     if held.raw.len() <= COMPLETED_ENTRY_MAX {
         return held.raw.clone();
     }
-    Bytes::from(serde_json::json!({ "id": held.id() }).to_string())
+    let id = held.fields().map_or("", |fields| fields.id.as_str());
+    Bytes::from(serde_json::json!({ "id": id }).to_string())
+}
+
+/// Text that is there; an empty field of a job says nothing.
+fn given(text: &str) -> Option<&str> {
+    (!text.is_empty()).then_some(text)
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
