@@ -45,11 +45,21 @@ pub struct Surroundings {
 
 /// Runs until shutdown; `Ok(false)` when something had to be left to a reaper.
 pub async fn run(config: &Config, around: Surroundings, shutdown_request: Shutdown) -> anyhow::Result<bool> {
+    run_with(handler(config)?, config, around, shutdown_request).await
+}
+
+/// The same with a handler of the caller's, whatever `worker.handler` says.
+pub async fn run_with(
+    handler: Handler,
+    config: &Config,
+    around: Surroundings,
+    shutdown_request: Shutdown,
+) -> anyhow::Result<bool> {
     let mut engine = Engine::new(config);
     check_redis(&engine).await?;
     serve_leftovers(&mut engine, &shutdown_request).await?;
     let lanes = lane_count(config).max(engine.shards.len());
-    let shared = Arc::new(share(config, &engine, around, lanes)?);
+    let shared = Arc::new(share(handler, config, &engine, around, lanes)?);
     let (all_closed, closed) = shutdown();
     let mut background = JoinSet::new();
     let mut open = JoinSet::new();
@@ -110,7 +120,13 @@ fn lane_count(config: &Config) -> usize {
     }
 }
 
-fn share(config: &Config, engine: &Engine, around: Surroundings, lanes: usize) -> anyhow::Result<Shared> {
+fn share(
+    handler: Handler,
+    config: &Config,
+    engine: &Engine,
+    around: Surroundings,
+    lanes: usize,
+) -> anyhow::Result<Shared> {
     let host = hostname::get()?.to_string_lossy().into_owned();
     let process = format!("{host}-{}", std::process::id());
     let worker = &config.worker;
@@ -127,7 +143,7 @@ fn share(config: &Config, engine: &Engine, around: Surroundings, lanes: usize) -
     around.metrics.worker_slots(worker.count as usize);
     Ok(Shared {
         protocol: Arc::clone(&engine.protocol),
-        handler: handler(config)?,
+        handler,
         slots: Slots::new(worker.count),
         breakers: engine
             .queues
