@@ -1,5 +1,11 @@
 //! Fencing the dead and giving their jobs back. TTLs are far below what a configuration allows, so that a test
 //! waits for the two looks only.
+#![allow(
+    clippy::unwrap_used,
+    clippy::wildcard_imports,
+    reason = "tests: a panic is the report, and modules only group them"
+)]
+
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
