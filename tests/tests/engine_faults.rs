@@ -398,7 +398,7 @@ mod lost_replies {
     }
 
     fn is_lost<T: std::fmt::Debug>(answer: Result<T, StoreError>) -> bool {
-        let error = answer.expect_err("the reply was lost");
+        let error = answer.unwrap_err();
         assert!(error.is_transient(), "{error}");
         matches!(error, StoreError::Lost(_))
     }
@@ -535,7 +535,7 @@ mod lost_replies {
         let rule = cut.lose("orphan").await;
         let mut reaper = cut.bench.reaper(SHORT);
         eventually(SOON, "the rescue", async || match reaper.pass().await {
-            Ok(reaped) => !reaped.moved.is_empty(),
+            Ok(done) => !done.moved.is_empty(),
             Err(error) => {
                 assert!(error.is_transient(), "{error}");
                 false

@@ -36,8 +36,8 @@ async fn lane_with(bench: &mut Bench, ttl_ms: u64, jobs: &[Bytes]) -> Lane {
 /// Passes until something was fenced; answers what that pass did.
 async fn until_fenced(reaper: &mut Reaper) -> Reaped {
     eventually(SOON, "a lane to be fenced", async || {
-        let reaped = reaper.pass().await.unwrap();
-        if reaped.fenced > 0 { Ok(reaped) } else { Err("none") }
+        let done = reaper.pass().await.unwrap();
+        if done.fenced > 0 { Ok(done) } else { Err("none") }
     })
     .await
 }
@@ -51,11 +51,11 @@ mod looking {
         let lane = lane_with(&mut bench, 1, &["a", "b"].map(job)).await;
         let mut reaper = bench.reaper(SHORT);
         let first_look = Instant::now();
-        let reaped = until_fenced(&mut reaper).await;
+        let done = until_fenced(&mut reaper).await;
         assert!(first_look.elapsed() >= Duration::from_secs(2), "{:?}", first_look.elapsed());
         assert!(first_look.elapsed() < Duration::from_secs(5), "{:?}", first_look.elapsed());
         assert_eq!(
-            reaped.moved,
+            done.moved,
             [("high".to_owned(), Verdict::Suspected), ("high".to_owned(), Verdict::Suspected)]
         );
         bench.assert_conserved(&["a", "b"]).await;

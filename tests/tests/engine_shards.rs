@@ -34,14 +34,14 @@ async fn cluster() -> &'static Cluster {
     CLUSTER.get_or_init(Cluster::start).await
 }
 
-fn engine_on(addr: String, cluster: bool) -> Engine {
+fn engine_on(addr: &str, cluster: bool) -> Engine {
     let worker = json!({ "shards": SHARDS, "backoff": { "base": "1ms", "max": "1ms" } });
     let redis = json!({ "addr": addr, "cluster": cluster });
     Engine::new(&config(json!({ "key_prefix": fresh_prefix(), "redis": redis, "worker": worker })))
 }
 
 async fn clustered() -> Engine {
-    engine_on(cluster().await.addrs()[1].to_string(), true)
+    engine_on(&cluster().await.addrs()[1].to_string(), true)
 }
 
 fn ask(seq: u64, held: usize, room: usize) -> Cycle {
@@ -143,7 +143,7 @@ async fn every_transition_runs_on_every_shard_of_a_cluster() {
 
 #[tokio::test]
 async fn shards_on_one_redis_are_complete_sets_of_keys() {
-    let engine = engine_on(shared_server().await.addr().to_string(), false);
+    let engine = engine_on(&shared_server().await.addr().to_string(), false);
     assert_eq!(engine.shards.len(), usize::from(SHARDS));
     for keys in &engine.shards {
         whole_life(&engine, keys).await;
@@ -189,7 +189,7 @@ async fn each_job_has_one_shard_by_its_id() {
 async fn a_slot_that_moves_away_is_followed_with_everything_in_it() {
     // A Cluster of its own: slots that move would get in the way of the others.
     let cluster = Cluster::start().await;
-    let engine = engine_on(cluster.addrs()[0].to_string(), true);
+    let engine = engine_on(&cluster.addrs()[0].to_string(), true);
     let keys = engine.shards[0].clone();
     let mut session = engine.session(&keys);
     let jobs = enqueue(&keys.queues[0].queue, &["a", "b", "c"].map(job));
