@@ -105,6 +105,11 @@ impl ChildProcess {
         let _ = kill_process(Pid::from_child(&self.child), signal);
     }
 
+    /// SIGTERM: asks it to end.
+    pub fn terminate(&self) {
+        self.signal(Signal::TERM);
+    }
+
     /// How it ended, if it has.
     pub fn exit_status(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().expect("ask for the state of a child of ours")

@@ -9,6 +9,7 @@
 pub mod certificates;
 pub mod child;
 pub mod cluster;
+pub mod engine;
 pub mod http;
 pub mod ledger;
 pub mod process;

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io::{BufRead as _, BufReader};
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus, Output, Stdio};
 use std::sync::{Arc, Mutex};
@@ -201,7 +201,12 @@ impl Worker {
     pub async fn metrics_addr(&self) -> SocketAddr {
         let entry = self.wait_for_log("Serving metrics").await;
         let addr = entry["value"].as_str().unwrap_or_default();
-        addr.parse().unwrap_or_else(|_| panic!("not an address: {addr:?}"))
+        let mut addr: SocketAddr = addr.parse().unwrap_or_else(|_| panic!("not an address: {addr:?}"));
+        // It listens everywhere, as it must in a pod; nobody can connect to "everywhere".
+        if addr.ip().is_unspecified() {
+            addr.set_ip(Ipv4Addr::LOCALHOST.into());
+        }
+        addr
     }
 
     /// The response of a GET on its metrics port: status and body.

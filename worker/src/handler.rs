@@ -1,6 +1,7 @@
 //! Handlers: what runs a job. Each turns one job into one [`Outcome`] and nothing else; what becomes of
 //! the job is decided elsewhere, so a handler never sees Redis, retries or queues' keys.
 pub mod command;
+pub mod function;
 pub mod http;
 pub mod simulate;
 
@@ -11,13 +12,14 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 pub use command::{Command, CommandSettings};
+pub use function::Function;
 pub use http::{Http, HttpSettings};
 pub use simulate::{Simulate, SimulateSettings};
 
 /// An error text is kept with the job for its whole life, so it has a bound of its own.
 const ERROR_MAX: usize = 4 * 1024;
 
-/// What runs the jobs of this process: one of the three kinds of `worker.handler.kind`.
+/// What runs the jobs of this process: one of the three kinds of `worker.handler.kind`, or what embeds the worker.
 #[derive(Debug)]
 pub enum Handler {
     /// Takes as long as its file is large.
@@ -26,6 +28,8 @@ pub enum Handler {
     Http(Box<Http>),
     /// Starts a program for each job.
     Command(Command),
+    /// Calls a function.
+    Function(Function),
 }
 
 /// What is known about one run besides the job itself.
@@ -47,7 +51,7 @@ impl Handler {
     pub fn instant(&self, job: &Job) -> Option<Outcome> {
         match self {
             Self::Simulate(simulate) => simulate.instant(job),
-            Self::Http(_) | Self::Command(_) => None,
+            Self::Http(_) | Self::Command(_) | Self::Function(_) => None,
         }
     }
 
@@ -58,6 +62,7 @@ impl Handler {
             Self::Simulate(simulate) => simulate.handle(job, call).await,
             Self::Http(http) => http.handle(job, call).await,
             Self::Command(command) => command.handle(job, call).await,
+            Self::Function(function) => function.handle(job, call),
         }
     }
 }
