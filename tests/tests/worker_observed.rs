@@ -105,11 +105,15 @@ async fn observe() -> Observed {
 
     let mut lines = first.log_lines();
     lines.extend(worker.log_lines());
+    Observed { scrape, lines, spans: spans_of(&collector), runs: recorder.runs() }
+}
+
+/// What an OTLP receiver got.
+fn spans_of(collector: &Recorder) -> Vec<Span> {
     let requests = collector.runs();
     let requests = requests.iter().map(|run| ExportTraceServiceRequest::decode(run.body.clone()).unwrap());
     let scopes = requests.flat_map(|request| request.resource_spans).flat_map(|spans| spans.scope_spans);
-    let spans = scopes.flat_map(|scope| scope.spans).collect();
-    Observed { scrape, lines, spans, runs: recorder.runs() }
+    scopes.flat_map(|scope| scope.spans).collect()
 }
 
 #[test]
@@ -271,4 +275,29 @@ async fn only_one_process_exports_the_gauges_of_the_queues() {
         if one { Ok(()) } else { Err(lengths) }
     })
     .await;
+}
+
+#[tokio::test]
+async fn a_produced_job_carries_the_ids_of_its_produce_span() {
+    let server = RedisServer::start(Options::default()).await;
+    let mut ledger = Ledger::of(&server).await;
+    let collector = Recorder::start().await;
+    let inbox = server.dir().join("inbox");
+    std::fs::create_dir(&inbox).unwrap();
+    std::fs::write(inbox.join("a.txt"), "content").unwrap();
+    let options = WorkerOptions::new("producer")
+        .redis(server.addr())
+        .env("PRODUCER_SCAN_DIR", inbox.display())
+        .env("PRODUCER_ONCE", "true")
+        .env("OBSERVABILITY_TRACING_ENABLED", "true")
+        .env("OBSERVABILITY_TRACING_ENDPOINT", collector.url());
+    assert!(Worker::spawn(&options).wait_exit(SOON).await.success());
+    let job = ledger.places().await.waiting.remove(0);
+    let spans = spans_of(&collector);
+    let names: Vec<_> = spans.iter().map(|span| span.name.as_str()).collect();
+    assert_eq!(names, ["produce"]);
+    assert_eq!(
+        (&job["trace_id"], &job["span_id"]),
+        (&json!(hex(&spans[0].trace_id)), &json!(hex(&spans[0].span_id)))
+    );
 }
