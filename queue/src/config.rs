@@ -113,7 +113,9 @@ impl Serialize for Plain<'_> {
                 (None, None) => serializer.serialize_str(&number.to_string()),
             },
             Value::Array(items) => serializer.collect_seq(items.iter().map(Plain)),
-            Value::Object(fields) => serializer.collect_map(fields.iter().map(|(name, value)| (name, Plain(value)))),
+            Value::Object(fields) => {
+                serializer.collect_map(fields.iter().map(|(name, value)| (name, Plain(value))))
+            }
             other => other.serialize(serializer),
         }
     }
