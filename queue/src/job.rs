@@ -12,6 +12,10 @@ pub const DEATHS: &str = "deaths";
 /// retry counter for ever.
 pub const MAX_DEPTH: usize = 100;
 
+/// Room for what we write into a job (counters, the cause of an interruption): a job that was small enough to be
+/// enqueued must not become too large by being retried.
+pub const OWN_FIELDS: usize = 512;
+
 /// One job, as it was read from Redis.
 #[derive(Debug, Clone)]
 pub struct Job {
@@ -78,7 +82,7 @@ pub enum NotAJob {
 impl Job {
     /// Reads a job. `max` bounds the bytes and [`MAX_DEPTH`] the nesting before anything is parsed.
     pub fn decode(raw: Bytes, max: usize) -> Result<Self, (Bytes, NotAJob)> {
-        if raw.len() > max {
+        if raw.len() > max.saturating_add(OWN_FIELDS) {
             let size = raw.len();
             return Err((raw, NotAJob::Oversize { size, max }));
         }

@@ -38,7 +38,7 @@ async fn promote_all(session: &mut Session, bench: &Bench) -> usize {
 mod registering {
     use super::*;
 
-    const REGISTER: &str = include_str!("../../queue/src/scripts/register.lua");
+    const REGISTER: &str = include_str!("../../../queue/src/scripts/register.lua");
 
     async fn register_by_hand(bench: &mut Bench, lane: &str, token: &str) -> i64 {
         let lists = bench.keys.lists(lane);
