@@ -392,7 +392,8 @@ pub fn enqueue(queue: &str, jobs: &[Bytes]) -> Vec<Enqueue> {
 }
 
 /// The scripts of the engine by name, as they are sent.
-pub const SCRIPTS: [(&str, &str); 14] = [
+pub const SCRIPTS: [(&str, &str); 15] = [
+    ("number", include_str!("../../queue/src/scripts/number.lua")),
     (
         "cycle",
         concat!(

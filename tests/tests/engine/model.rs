@@ -12,9 +12,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use bytes::Bytes;
-use e2e::engine::{
-    Bench, CONSUMING, Lane, enqueue, failure, id_of, ids, job, kill, large_job, shared_server,
-};
+use e2e::engine::{Bench, CONSUMING, Lane, enqueue, failure, id_of, ids, job, kill, large_job};
+use e2e::redis_server::{Options, RedisServer};
 use jobqueue::effects::{Effect, Side};
 use jobqueue::outcome::Outcome;
 use jobqueue::promoter;
@@ -22,6 +21,7 @@ use jobqueue::protocol::Interruption;
 use jobqueue::reaper::{Reaper, is_outside};
 use jobqueue::store::{Cycle, PageKind, Parked, QueueAsk, Settlement, Status, Turn};
 use serde_json::json;
+use tokio::sync::OnceCell;
 
 const SEQUENCES: u64 = 200;
 const STEPS: usize = 30;
@@ -52,10 +52,16 @@ fn payload(name: &str) -> Bytes {
     if name.chars().all(char::is_uppercase) { large_job(name, 4500) } else { job(name) }
 }
 
+/// Emptied after each sequence, so not the one that other tests use.
+async fn own_server() -> &'static RedisServer {
+    static SERVER: OnceCell<RedisServer> = OnceCell::const_new();
+    SERVER.get_or_init(|| RedisServer::start(Options::default())).await
+}
+
 impl World {
     async fn new(seed: u64) -> Self {
         let fast = json!({ "worker": { "backoff": { "base": "1ms", "max": "1ms" }, "max_retries": 5, "completed_max": -1 } });
-        let bench = Bench::on(shared_server().await, fast).await;
+        let bench = Bench::on(own_server().await, fast).await;
         let random = fastrand::Rng::with_seed(seed);
         let reaper = bench.reaper(Duration::ZERO);
         let mut world = Self {
@@ -480,7 +486,7 @@ async fn every_job_is_in_exactly_one_place_after_every_step_of_any_sequence() {
     let chosen = std::env::var("ENGINE_MODEL_SEED").ok().and_then(|seed| seed.parse().ok());
     let seeds: Vec<u64> =
         chosen.map_or_else(|| (0..SEQUENCES).map(|_| fastrand::u64(..)).collect(), |seed| vec![seed]);
-    let mut redis = shared_server().await.connection().await;
+    let mut redis = own_server().await.connection().await;
     for seed in seeds {
         let run = async {
             let mut world = World::new(seed).await;
