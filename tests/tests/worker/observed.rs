@@ -1,6 +1,10 @@
 //! What a live worker tells the world: its metrics, its log, its spans. One run of everything that happens to
 //! jobs is observed once; each metric and each log key is then a test of its own, named after it.
 #![allow(clippy::float_cmp, reason = "counts: exact in a double")]
+#![allow(
+    clippy::unwrap_used,
+    reason = "what all tests share is set up outside of them: a panic is the report"
+)]
 
 use std::io::Write as _;
 use std::process::{Command, Stdio};
@@ -225,7 +229,7 @@ fn no_payload_path_error_or_secret_is_ever_logged() {
 }
 
 fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    bytes.iter().fold(String::new(), |hex, byte| hex + &format!("{byte:02x}"))
 }
 
 #[test]

@@ -47,11 +47,12 @@ impl Lane {
             }
         }
         self.looked = true;
-        self.control(&cycled);
+        let resumed = self.control(&cycled);
         let mut permits: Vec<Permit> = permits.into_iter().collect();
         permits.extend(self.settled(&plan, &cycled));
         let got = self.reserved(&cycled, permits, &claimed);
-        self.hungry = room > 0 && got >= room && self.may_reserve();
+        // Who was paused has not asked yet, and must before it parks: parked fetches know no priority.
+        self.hungry = self.may_reserve() && (resumed || (room > 0 && got >= room));
         if self.hungry && self.shared.slots.free() > 0 {
             self.shared.wake.notify_waiters();
         }
@@ -187,11 +188,12 @@ impl Lane {
         }
     }
 
-    pub(super) fn control(&mut self, cycled: &Cycled) {
+    /// Obeys the control keys; answers whether it may reserve again.
+    pub(super) fn control(&mut self, cycled: &Cycled) -> bool {
+        let before = self.may_reserve();
         if self.paused != cycled.paused {
             let state = if cycled.paused { "paused" } else { "running" };
             tracing::info!(worker_id = self.handle.id, value = state, "Queue was paused or resumed");
-            self.hungry = !cycled.paused;
         }
         self.paused = cycled.paused;
         if self.quiet != cycled.quiet {
@@ -202,8 +204,8 @@ impl Lane {
                 "Worker was told to be quiet or to resume"
             );
             self.quiet.clone_from(&cycled.quiet);
-            self.hungry = self.quiet.is_empty();
         }
+        !before && self.may_reserve()
     }
 
     /// Forgets what was settled; answers the slots that became free.
