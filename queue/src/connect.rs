@@ -63,6 +63,8 @@ pub struct Settings {
     pub password_file: Option<PathBuf>,
     /// Database number.
     pub db: i64,
+    /// So many replicas must have confirmed an enqueue or a settlement; 0 = none.
+    pub wait_replicas: u32,
     /// Bound of connecting.
     pub dial_timeout: Duration,
     /// Bound of a reply.
@@ -103,7 +105,9 @@ pub enum ConnectError {
         version: String,
     },
     /// A replica.
-    #[error("Redis at {address} is a read-only replica: point redis.addr at the master, or use redis.sentinel")]
+    #[error(
+        "Redis at {address} is a read-only replica: point redis.addr at the master, or use redis.sentinel"
+    )]
     Replica {
         /// Where.
         address: String,
@@ -129,7 +133,10 @@ pub enum ConnectError {
 impl ConnectError {
     /// Waiting will not help: the configuration must change. Everything else is tried again.
     pub fn is_permanent(&self) -> bool {
-        matches!(self, Self::TooOld { .. } | Self::File { .. } | Self::Credentials { .. } | Self::NotRedis { .. })
+        matches!(
+            self,
+            Self::TooOld { .. } | Self::File { .. } | Self::Credentials { .. } | Self::NotRedis { .. }
+        )
     }
 }
 
@@ -186,7 +193,9 @@ impl Connector {
             Address::Sentinel { master, addrs } => {
                 timeout(bound * 2, self.open_master(master, addrs, reply_timeout)).await
             }
-            Address::Cluster(addrs) => timeout(bound * 2, self.open_owner(slot_key, addrs, reply_timeout)).await,
+            Address::Cluster(addrs) => {
+                timeout(bound * 2, self.open_owner(slot_key, addrs, reply_timeout)).await
+            }
         }
         .unwrap_or_else(|_| Err(unreachable(self.describe())))
     }
@@ -201,7 +210,12 @@ impl Connector {
         }
     }
 
-    async fn open_master(&self, master: &str, addrs: &[String], reply: Duration) -> Result<Connection, ConnectError> {
+    async fn open_master(
+        &self,
+        master: &str,
+        addrs: &[String],
+        reply: Duration,
+    ) -> Result<Connection, ConnectError> {
         let mut reason = String::from("no sentinel configured");
         for addr in addrs {
             let asked = async {
@@ -221,7 +235,12 @@ impl Connector {
         Err(ConnectError::Unreachable { address: self.describe(), reason })
     }
 
-    async fn open_owner(&self, slot_key: &str, addrs: &[String], reply: Duration) -> Result<Connection, ConnectError> {
+    async fn open_owner(
+        &self,
+        slot_key: &str,
+        addrs: &[String],
+        reply: Duration,
+    ) -> Result<Connection, ConnectError> {
         let slot = slot_of(slot_key);
         let mut reason = String::from("no node configured");
         for addr in addrs {
@@ -229,7 +248,9 @@ impl Connector {
                 let mut node = self.open(addr, reply, false).await?;
                 let mut ask = Cmd::new();
                 ask.arg("CLUSTER").arg("SLOTS");
-                ask.query_async::<Vec<Value>>(&mut node.redis).await.map_err(|error| unreachable(addr, &error))
+                ask.query_async::<Vec<Value>>(&mut node.redis)
+                    .await
+                    .map_err(|error| unreachable(addr, &error))
             };
             match asked.await {
                 Ok(slots) => match owner(&slots, slot, addr) {
@@ -294,7 +315,8 @@ impl Connector {
         credentials: bool,
     ) -> Result<Connection, ConnectError> {
         ping(&mut stream, address).await?;
-        let mut info = RedisConnectionInfo::default().set_protocol(ProtocolVersion::RESP2).set_skip_set_lib_name();
+        let mut info =
+            RedisConnectionInfo::default().set_protocol(ProtocolVersion::RESP2).set_skip_set_lib_name();
         if credentials {
             info = info.set_db(self.settings.db);
             if let Some(username) = &self.settings.username {
@@ -304,7 +326,8 @@ impl Connector {
                 info = info.set_password(password);
             }
         }
-        let config = AsyncConnectionConfig::new().set_response_timeout(Some(reply)).set_connection_timeout(None);
+        let config =
+            AsyncConnectionConfig::new().set_response_timeout(Some(reply)).set_connection_timeout(None);
         let (mut redis, driver) = MultiplexedConnection::new_with_config(&info, stream, config)
             .await
             .map_err(|error| refused(address, &error))?;
@@ -315,7 +338,8 @@ impl Connector {
         match hello.query_async::<Value>(&mut redis).await {
             Ok(value) => {
                 let fields = pairs(&value);
-                let get = |name: &str| fields.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str());
+                let get =
+                    |name: &str| fields.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str());
                 connection.client_id = get("id").and_then(|id| id.parse().ok());
                 if let Some(version) = get("version").filter(|version| too_old(version)) {
                     return Err(ConnectError::TooOld { address: address.into(), version: version.into() });
@@ -325,12 +349,18 @@ impl Connector {
                 }
             }
             Err(error) if error.is_io_error() => return Err(unreachable(address, &error)),
-            Err(error) => {
-                let error = refused(address, &error);
+            Err(hello_error) => {
+                let error = refused(address, &hello_error);
                 if matches!(error, ConnectError::Loading { .. } | ConnectError::Credentials { .. }) {
                     return Err(error);
                 }
-                // HELLO may be denied by ACL, or unknown before Redis 6: the first script tells the rest.
+                // HELLO may be denied by ACL, or renamed: the first script tells the rest. Before Redis 6 there is none.
+                if hello_error.to_string().contains("unknown command")
+                    && let Some(version) =
+                        version_by_info(&mut redis).await.filter(|version| too_old(version))
+                {
+                    return Err(ConnectError::TooOld { address: address.into(), version });
+                }
             }
         }
         Ok(connection)
@@ -377,7 +407,8 @@ async fn encrypt(
     tls: &Tls,
     addr: &str,
 ) -> Result<tokio_rustls::client::TlsStream<TcpStream>, ConnectError> {
-    let file = |key, path: &std::path::Path, reason: String| ConnectError::File { key, path: path.into(), reason };
+    let file =
+        |key, path: &std::path::Path, reason: String| ConnectError::File { key, path: path.into(), reason };
     let mut roots = rustls::RootCertStore::empty();
     if let Some(path) = &tls.ca_file {
         let certificates = CertificateDer::pem_file_iter(path)
@@ -433,6 +464,14 @@ fn refused(address: &str, error: &redis::RedisError) -> ConnectError {
     unreachable(address, error)
 }
 
+/// What a Redis without HELLO says about itself.
+async fn version_by_info(redis: &mut MultiplexedConnection) -> Option<String> {
+    let mut info = Cmd::new();
+    info.arg("INFO").arg("server");
+    let text: String = info.query_async(redis).await.ok()?;
+    text.lines().find_map(|line| line.strip_prefix("redis_version:")).map(|version| version.trim().to_owned())
+}
+
 fn too_old(version: &str) -> bool {
     let mut parts = version.split('.').map(|part| part.parse::<u64>().unwrap_or(0));
     (parts.next().unwrap_or(0), parts.next().unwrap_or(0)) < OLDEST_REDIS
@@ -468,7 +507,9 @@ fn slot_of(key: &str) -> u16 {
 fn owner(slots: &[Value], slot: u16, asked: &str) -> Option<String> {
     slots.iter().find_map(|range| {
         let Value::Array(parts) = range else { return None };
-        let [Value::Int(first), Value::Int(last), Value::Array(master), ..] = parts.as_slice() else { return None };
+        let [Value::Int(first), Value::Int(last), Value::Array(master), ..] = parts.as_slice() else {
+            return None;
+        };
         if !(*first..=*last).contains(&i64::from(slot)) {
             return None;
         }

@@ -12,6 +12,7 @@ pub enum Side {
 
 impl Side {
     /// The other end.
+    #[must_use]
     pub const fn opposite(self) -> Self {
         match self {
             Self::Left => Self::Right,

@@ -17,6 +17,8 @@ use crate::store::Session;
 pub struct Engine {
     /// Makes connections.
     pub connector: Connector,
+    /// What the keys are made from.
+    pub naming: Naming,
     /// The keys of every shard.
     pub shards: Vec<Keys>,
     /// The wire format.
@@ -61,6 +63,7 @@ impl Engine {
             shards: Keys::all(&naming),
             protocol: Arc::new(protocol),
             queues: naming.queues.iter().map(|(name, _)| name.clone()).collect(),
+            naming,
             completed_max: kept(worker.completed_max),
             ttl: worker.heartbeat_ttl.get(),
         }
@@ -116,6 +119,7 @@ fn redis_settings(redis: &Redis) -> Settings {
         password: given(redis.password.expose()),
         password_file: file(&redis.password_file),
         db: i64::from(redis.db),
+        wait_replicas: redis.wait_replicas,
         dial_timeout: redis.dial_timeout.get(),
         read_timeout: redis.read_timeout.get(),
         write_timeout: redis.write_timeout.get(),
@@ -160,11 +164,13 @@ fn apply_url(url: &str, settings: &mut Settings) {
         settings.address = Address::Unix(PathBuf::from(decoded(rest)));
         return;
     }
-    let (credentials, place) = rest.rsplit_once('@').map_or((None, rest), |(user, place)| (Some(user), place));
+    let (credentials, place) =
+        rest.rsplit_once('@').map_or((None, rest), |(user, place)| (Some(user), place));
     if let Some(credentials) = credentials {
         let (user, password) = credentials.split_once(':').unwrap_or((credentials, ""));
         settings.username = (!user.is_empty()).then(|| decoded(user)).or_else(|| settings.username.take());
-        settings.password = (!password.is_empty()).then(|| decoded(password)).or_else(|| settings.password.take());
+        settings.password =
+            (!password.is_empty()).then(|| decoded(password)).or_else(|| settings.password.take());
     }
     let (addr, db) = place.split_once('/').unwrap_or((place, ""));
     settings.db = db.parse().unwrap_or(settings.db);
@@ -214,7 +220,10 @@ mod tests {
 
     #[test]
     fn a_unix_socket_is_an_address_too() {
-        assert_eq!(of("redis: {url: 'unix:///run/redis.sock'}").address, Address::Unix("/run/redis.sock".into()));
+        assert_eq!(
+            of("redis: {url: 'unix:///run/redis.sock'}").address,
+            Address::Unix("/run/redis.sock".into())
+        );
     }
 
     #[test]

@@ -8,6 +8,10 @@ use serde_json::{Map, Value};
 /// last ended by itself. Not the same as interruptions: it only says how carefully to run it.
 pub const DEATHS: &str = "deaths";
 
+/// What can be read must be editable too, and `serde_json` edits up to 128 levels: a job beyond that would keep its
+/// retry counter for ever.
+pub const MAX_DEPTH: usize = 100;
+
 /// One job, as it was read from Redis.
 #[derive(Debug, Clone)]
 pub struct Job {
@@ -72,11 +76,14 @@ pub enum NotAJob {
 }
 
 impl Job {
-    /// Reads a job. `max` bounds the bytes before anything is parsed; `serde_json` bounds the depth (128).
+    /// Reads a job. `max` bounds the bytes and [`MAX_DEPTH`] the nesting before anything is parsed.
     pub fn decode(raw: Bytes, max: usize) -> Result<Self, (Bytes, NotAJob)> {
         if raw.len() > max {
             let size = raw.len();
             return Err((raw, NotAJob::Oversize { size, max }));
+        }
+        if depth(&raw) > MAX_DEPTH {
+            return Err((raw, NotAJob::Malformed(format!("nested more than {MAX_DEPTH} levels deep"))));
         }
         match serde_json::from_slice::<Fields>(&raw) {
             Ok(fields) if fields.id.is_empty() => Err((raw, NotAJob::Malformed("field id is empty".into()))),
@@ -107,6 +114,25 @@ pub fn edit(raw: &Bytes, changes: &[(&str, Option<Value>)]) -> Bytes {
     serde_json::to_vec(&object).map_or_else(|_| raw.clone(), Bytes::from)
 }
 
+/// How deep brackets nest outside of strings; says nothing about whether it is JSON.
+fn depth(raw: &[u8]) -> usize {
+    let (mut depth, mut deepest, mut in_string, mut escaped) = (0usize, 0usize, false, false);
+    for byte in raw {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if in_string => escaped = true,
+            b'"' => in_string = !in_string,
+            b'[' | b'{' if !in_string => {
+                depth += 1;
+                deepest = deepest.max(depth);
+            }
+            b']' | b'}' if !in_string => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+    }
+    deepest
+}
+
 /// `serde_json`'s messages may quote a value ("invalid type: string \"...\""): keep the kind and the place.
 fn describe(error: &serde_json::Error) -> String {
     use serde_json::error::Category;
@@ -117,4 +143,48 @@ fn describe(error: &serde_json::Error) -> String {
         Category::Io => "unreadable",
     };
     format!("{what} at line {} column {}", error.line(), error.column())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn only_the_id_is_needed() {
+        let job = Job::decode(Bytes::from_static(br#"{"id":"a","payload":{"any":"thing"}}"#), 1000).unwrap();
+        assert_eq!(job.fields, Fields { id: "a".into(), ..Fields::default() });
+    }
+
+    #[test]
+    fn brackets_in_strings_do_not_nest() {
+        assert_eq!(depth(br#"{"a":"[[[[\"[["}"#), 1);
+        assert_eq!(depth(br#"{"a":[[],{}]}"#), 3);
+    }
+
+    #[test]
+    fn an_edit_keeps_everything_else_as_it_was() {
+        let raw =
+            Bytes::from_static(br#"{"z":1.10,"id":"a","big":12345678901234567890,"n":null,"retries":0}"#);
+        let edited = edit(&raw, &[("retries", Some(1.into())), ("n", None), ("new", Some("x".into()))]);
+        assert_eq!(
+            &edited[..],
+            &br#"{"z":1.10,"id":"a","big":12345678901234567890,"retries":1,"new":"x"}"#[..]
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_can_be_decoded_can_be_edited(depth in 0usize..300) {
+            let json = format!(r#"{{"id":"a","x":{}1{}}}"#, "[".repeat(depth), "]".repeat(depth));
+            if let Ok(job) = Job::decode(json.into(), usize::MAX) {
+                prop_assert_ne!(job.edited(&[("retries", Some(1.into()))]), job.raw);
+            }
+        }
+
+        #[test]
+        fn no_bytes_make_it_panic(raw in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = Job::decode(raw.into(), 100);
+        }
+    }
 }

@@ -156,6 +156,10 @@ impl Keys {
     pub fn seen(&self, producer: &str) -> String {
         self.own(&format!("seen:{producer}"))
     }
+    /// The producers' rate limit, under the name it was given: of the first shard, for all of them.
+    pub fn rate_limit(&self, key: &str) -> String {
+        self.tagged(key)
+    }
     /// The mark of one enqueue call.
     pub fn enqueued(&self, call: &str) -> String {
         self.own(&format!("enqueued:{call}"))
@@ -197,6 +201,23 @@ impl Keys {
         escape_glob(&self.tagged(&self.naming.processing_pattern)).replace("%s", "*")
     }
 
+    /// What `TYPE` must say of one of these keys; `None` for a key that is none of them.
+    pub fn kind_of(&self, key: &str) -> Option<&'static str> {
+        let of_queue = |queue: &QueueKeys| match key {
+            _ if key == queue.queue || key == queue.suspects => Some("list"),
+            _ if key == queue.completed || key == queue.dead_letters => Some("list"),
+            _ if key == queue.delayed => Some("zset"),
+            _ => None,
+        };
+        self.queues.iter().find_map(of_queue).or_else(|| match key {
+            _ if key == self.lanes() || key == self.reaping() => Some("zset"),
+            _ if key == self.counters() => Some("hash"),
+            _ if key.starts_with(&self.seen("")) || key.starts_with(&self.record("")) => Some("hash"),
+            _ if key.starts_with(&self.enqueued("")) => Some("string"),
+            _ => self.lane_of_list(key).map(|_| "list"),
+        })
+    }
+
     /// The id between the two halves of the processing pattern.
     pub fn lane_of_list<'a>(&self, list: &'a str) -> Option<&'a str> {
         let pattern = self.tagged(&self.naming.processing_pattern);
@@ -233,7 +254,7 @@ fn fnv1a(bytes: &[u8]) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     pub(crate) fn naming(shards: u16, cluster: bool) -> Naming {
@@ -288,6 +309,19 @@ mod tests {
             assert!(key.starts_with("{jobqueue:2}:"), "{key}");
         }
         assert_eq!(queue.queue, "{jobqueue:2}:high_priority");
+    }
+
+    #[test]
+    fn every_key_that_holds_jobs_has_a_type() {
+        let keys = Keys::new(&naming(2, false), 1);
+        let kinds = |keys_of: &[&str]| keys_of.iter().map(|key| keys.kind_of(key)).collect::<Vec<_>>();
+        let queue = &keys.queues[1];
+        let lists = keys.lists("h-1-2");
+        assert_eq!(kinds(&[&queue.queue, &queue.suspects, &lists[0].parked]), [Some("list"); 3]);
+        assert_eq!(kinds(&[&keys.dead_letters(), &keys.completed()]), [Some("list"); 2]);
+        assert_eq!(kinds(&[&queue.delayed, &keys.lanes(), &keys.reaping()]), [Some("zset"); 3]);
+        assert_eq!(kinds(&[&keys.counters(), &keys.seen("0a"), &keys.record("h-1-2")]), [Some("hash"); 3]);
+        assert_eq!(keys.kind_of("jobqueue:low_priority"), None, "the key of no shard");
     }
 
     #[test]

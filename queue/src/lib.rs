@@ -6,6 +6,7 @@ pub mod effects;
 pub mod engine;
 pub mod job;
 pub mod keys;
+pub mod layout;
 pub mod outcome;
 pub mod promoter;
 pub mod protocol;

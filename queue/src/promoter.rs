@@ -27,12 +27,15 @@ pub async fn pass(session: &mut Session, protocol: &Arc<dyn Protocol>) -> Result
             if page.entries.is_empty() {
                 break;
             }
-            let moves: Vec<_> =
-                page.entries.iter().map(|member| (member.clone(), protocol.promote(member, &queue))).collect();
+            let moves: Vec<_> = page
+                .entries
+                .iter()
+                .map(|member| (member.clone(), protocol.promote(member, &queue)))
+                .collect();
             let statuses = session.promote(&queue.delayed, &moves).await?;
-            let moved = statuses.iter().filter(|status| **status == Status::Settled).count();
-            promoted.moved += moved;
-            if statuses.contains(&Status::Refused) && moved == 0 {
+            let settled = statuses.iter().filter(|status| **status == Status::Settled).count();
+            promoted.moved += settled;
+            if statuses.contains(&Status::Refused) && settled == 0 {
                 break;
             }
             if started.elapsed() > PASS_BUDGET {

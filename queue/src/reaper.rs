@@ -12,7 +12,9 @@ use bytes::Bytes;
 use crate::effects::Verdict;
 use crate::keys::QueueKeys;
 use crate::protocol::{Interruption, Protocol};
-use crate::store::{Fenced, LaneRecord, PAGE_COUNT, PageKind, RecordedLists, Session, Status, StoreError};
+use crate::store::{
+    Fenced, LaneRecord, PAGE_COUNT, PageKind, RecordedLists, Session, Status, StoreError, digest,
+};
 
 /// Time between the two looks.
 const SECOND_LOOK: Duration = Duration::from_secs(2);
@@ -113,7 +115,11 @@ impl Reaper {
                 && self.may_fence()
                 && self.session.fence(&lane, false, "heartbeat").await? == Fenced::Fenced
             {
-                tracing::warn!(worker_id = lane, reason = "heartbeat", "Fenced a lane whose heartbeat was gone");
+                tracing::warn!(
+                    worker_id = lane,
+                    reason = "heartbeat",
+                    "Fenced a lane whose heartbeat was gone"
+                );
                 self.looks.remove(&lane);
                 reaped.fenced += 1;
             }
@@ -140,16 +146,16 @@ impl Reaper {
             return Ok(());
         };
         let lists: Vec<String> = record.lists.iter().flat_map(|queue| queue.lists.clone()).collect();
-        let total: u64 = self.session.lengths(&lists).await?.iter().sum();
-        let alone = record.alone && total == 1;
-        if total > 0 {
+        if self.session.lengths(&lists).await?.iter().any(|length| *length > 0) {
             for queue in &record.lists {
-                for list in &queue.lists {
-                    self.empty_list(lane, &record, queue, list, alone, reaped).await?;
+                // What was parked came last, and goes back first.
+                for list in queue.lists.iter().rev() {
+                    self.empty_list(lane, &record, queue, list, reaped).await?;
                 }
             }
         }
-        let quiet = u64::try_from(self.settings.park_timeout.as_millis()).unwrap_or(u64::MAX).saturating_mul(2);
+        let quiet =
+            u64::try_from(self.settings.park_timeout.as_millis()).unwrap_or(u64::MAX).saturating_mul(2);
         self.session.forget(lane, &record, quiet).await?;
         Ok(())
     }
@@ -160,20 +166,22 @@ impl Reaper {
         record: &LaneRecord,
         queue: &RecordedLists,
         list: &str,
-        alone: bool,
         reaped: &mut Reaped,
     ) -> Result<(), StoreError> {
         loop {
-            let page = self.session.page(list, PageKind::Head, PAGE_COUNT).await?;
+            // The newest first: each goes to the consuming end, so the oldest ends up as the next one out.
+            let page = self.session.page(list, PageKind::Tail, PAGE_COUNT).await?;
             if page.entries.is_empty() {
                 return Ok(());
             }
-            let how =
-                Interruption { cause: &record.fenced, outside: is_outside(&record.fenced), alone };
+            let (cause, outside) = (record.fenced.as_str(), is_outside(&record.fenced));
             let now_ms = self.session.now_ms();
             let decisions: Vec<_> = (page.entries.iter())
                 .map(|raw| {
                     let queue = self.queue_of(queue, raw);
+                    // Whoever ran alone had every slot: what else the lane held had not been started.
+                    let alone = !record.alone.is_empty() && record.alone == digest(raw);
+                    let how = Interruption { cause, outside, alone };
                     (queue.name.clone(), raw.clone(), self.protocol.interrupted(raw, &queue, how, now_ms))
                 })
                 .collect();
@@ -201,28 +209,35 @@ impl Reaper {
         let job = if recorded.queue.is_empty() { self.protocol.decode(raw.clone()).ok() } else { None };
         let fields = job.map(|job| job.fields).unwrap_or_default();
         let known = ours.iter().find(|queue| {
-            if recorded.queue.is_empty() { queue.queue == fields.origin_queue } else { queue.queue == recorded.queue }
+            if recorded.queue.is_empty() {
+                queue.queue == fields.origin_queue
+            } else {
+                queue.queue == recorded.queue
+            }
         });
         let named = ours.iter().find(|queue| queue.name == fields.priority || queue.name == recorded.name);
-        match (known, named, ours.last()) {
-            (Some(queue), _, _) => queue.clone(),
-            // A queue that is not configured any more keeps its jobs under its own key.
-            (None, _, Some(any)) if !recorded.queue.is_empty() => QueueKeys {
-                name: recorded.name.clone(),
-                queue: recorded.queue.clone(),
-                suspects: format!("{}:suspects", recorded.queue),
-                ..any.clone()
-            },
-            (None, Some(queue), _) | (None, None, Some(queue)) => queue.clone(),
-            (None, None, None) => QueueKeys {
-                name: recorded.name.clone(),
-                queue: recorded.queue.clone(),
-                suspects: format!("{}:suspects", recorded.queue),
+        if let Some(queue) = known {
+            return queue.clone();
+        }
+        // A queue that is not configured any more keeps its jobs under its own key.
+        let own = |template: QueueKeys| QueueKeys {
+            name: recorded.name.clone(),
+            queue: recorded.queue.clone(),
+            suspects: format!("{}:suspects", recorded.queue),
+            ..template
+        };
+        match named.or(ours.last()) {
+            Some(queue) if recorded.queue.is_empty() => queue.clone(),
+            Some(queue) => own(queue.clone()),
+            None => own(QueueKeys {
+                name: String::new(),
+                queue: String::new(),
+                suspects: String::new(),
                 delayed: String::new(),
                 completed: self.session.keys.completed(),
                 dead_letters: self.session.keys.dead_letters(),
                 counters: self.session.keys.counters(),
-            },
+            }),
         }
     }
 
@@ -249,7 +264,11 @@ impl Reaper {
                     lists: vec![list.clone()],
                 };
                 if self.session.orphan(&lane, &[recorded]).await? {
-                    tracing::warn!(worker_id = lane, reason = "orphan", "Took charge of a list that no lane claims");
+                    tracing::warn!(
+                        worker_id = lane,
+                        reason = "orphan",
+                        "Took charge of a list that no lane claims"
+                    );
                 }
                 self.orphans.remove(&list);
             }

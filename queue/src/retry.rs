@@ -15,8 +15,8 @@ mod tests {
 
     #[test]
     fn doubles_from_base_up_to_max() {
-        let seconds = |n| backoff(Duration::from_millis(500), Duration::from_secs(10), n).as_secs_f64();
-        assert_eq!([1, 2, 3, 4, 5, 6, 7].map(seconds), [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]);
+        let millis = |n| backoff(Duration::from_millis(500), Duration::from_secs(10), n).as_millis();
+        assert_eq!([1, 2, 3, 4, 5, 6, 7].map(millis), [500, 1_000, 2_000, 4_000, 8_000, 10_000, 10_000]);
     }
 
     proptest! {

@@ -14,7 +14,7 @@ mod cycle;
 mod jobs;
 mod lanes;
 
-pub use cycle::{Cycle, Cycled, LaneHandle, Parked, QueueAsk, Refusal, Returned, Settlement, Status};
+pub use cycle::{Cycle, Cycled, LaneHandle, Parked, QueueAsk, Refusal, Returned, Settlement, Status, digest};
 pub use jobs::{Dead, Enqueue, EnqueueError, Granted, Page, PageKind, QueueSnapshot, Snapshot, Turn};
 pub use lanes::{Fenced, LaneRecord, RecordedLists, Registration};
 
@@ -39,7 +39,9 @@ pub enum StoreError {
     #[error("Redis is out of memory: raise maxmemory or make room ({0})")]
     OutOfMemory(String),
     /// The ACL user may not.
-    #[error("Redis denies access to {what}: give the ACL user this key and the commands of docs/reliability.md")]
+    #[error(
+        "Redis denies access to {what}: give the ACL user this key and the commands of docs/reliability.md"
+    )]
     Denied {
         /// The key, or the command.
         what: String,
@@ -92,6 +94,7 @@ script!(FENCE, "fence.lua");
 script!(FORGET, "forget.lua");
 script!(ORPHAN, "orphan.lua");
 script!(TURN, "turn.lua");
+script!(PURGE, "purge.lua");
 script!(ENQUEUE, "enqueue.lua");
 script!(LIMIT, "limit.lua");
 script!(PAGE, "page.lua");
@@ -108,6 +111,8 @@ pub struct Session {
     connected_at: Option<Instant>,
     failures: u32,
     longest_backoff: Duration,
+    /// The mark of the last enqueue that was answered: the next one removes it.
+    answered: Option<String>,
     /// Calls made so far, for `redis_round_trips_total`.
     pub round_trips: u64,
 }
@@ -124,11 +129,13 @@ impl Session {
             connected_at: None,
             failures: 0,
             longest_backoff,
+            answered: None,
             round_trips: 0,
         }
     }
 
     /// Wait this long for a reply: a blocking command's timeout and some more.
+    #[must_use]
     pub fn with_reply_timeout(mut self, timeout: Duration) -> Self {
         self.reply_timeout = timeout;
         self
@@ -136,13 +143,11 @@ impl Session {
 
     /// Redis' clock, carried on by ours: milliseconds since the epoch.
     pub fn now_ms(&self) -> u64 {
-        match self.clock {
-            Some((ms, at)) => ms + u64::try_from(at.elapsed().as_millis()).unwrap_or(0),
-            None => {
-                let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-                since.map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
-            }
+        if let Some((ms, at)) = self.clock {
+            return ms + u64::try_from(at.elapsed().as_millis()).unwrap_or(0);
         }
+        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        since.map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
     }
 
     /// Since when this connection stands; `None` while there is none.
@@ -209,19 +214,64 @@ impl Session {
         }
     }
 
+    /// Sends several commands at once and awaits all answers.
+    pub(crate) async fn query_all(&mut self, commands: Vec<Cmd>) -> Result<Vec<Value>, StoreError> {
+        if commands.is_empty() {
+            return Ok(Vec::new());
+        }
+        self.connect().await?;
+        let Some(link) = self.link.as_mut() else { return Err(StoreError::Lost("not connected".into())) };
+        self.round_trips += 1;
+        let mut pipeline = redis::Pipeline::with_capacity(commands.len());
+        let count = commands.len();
+        for command in commands {
+            pipeline.add_command(command);
+        }
+        let answers = link.redis.send_packed_commands(&pipeline, 0, count).await;
+        let answers = answers.and_then(|answers| answers.into_iter().map(Value::extract_error).collect());
+        match answers {
+            Ok(answers) => {
+                self.failures = 0;
+                Ok(answers)
+            }
+            Err(error) => Err(self.understand(&error)),
+        }
+    }
+
     /// Calls a script by its SHA; a Redis that does not know it has not run it.
     pub(crate) async fn eval(&mut self, script: &Script, call: &Call) -> Result<Value, StoreError> {
         let command = call.command(&script.sha);
-        match self.query(&command).await {
-            Err(StoreError::Later(reason)) if reason.starts_with("NOSCRIPT") => {
-                let mut load = Cmd::new();
-                load.arg("SCRIPT").arg("LOAD").arg(script.source);
-                self.query(&load).await?;
-                self.query(&command).await
+        let mut answer = self.query(&command).await;
+        if matches!(&answer, Err(StoreError::Later(reason)) if reason.starts_with("NOSCRIPT")) {
+            let mut load = Cmd::new();
+            load.arg("SCRIPT").arg("LOAD").arg(script.source);
+            self.query(&load).await?;
+            answer = self.query(&command).await;
+        }
+        match answer {
+            Err(StoreError::Denied { what }) => {
+                Err(StoreError::Denied { what: self.denied(call, what).await })
             }
-            Err(StoreError::Denied { what }) => Err(StoreError::Denied { what: self.denied(call, what).await }),
+            Err(StoreError::Unexpected(reason)) => Err(self.unfit(&call.keys, reason).await),
             answer => answer,
         }
+    }
+
+    /// Nor does it say which key has the wrong type: look at each.
+    pub(crate) async fn unfit(&mut self, keys: &[String], reason: String) -> StoreError {
+        if reason.contains("WRONGTYPE") {
+            for key in keys {
+                let Some(expected) = self.keys.kind_of(key) else { continue };
+                let mut probe = Cmd::new();
+                probe.arg("TYPE").arg(key.as_str());
+                let Ok(kind) = self.query(&probe).await.map(text) else { break };
+                if kind != "none" && kind != expected {
+                    let reason = format!("WRONGTYPE holds a {kind}, must be a {expected}");
+                    return StoreError::Unfit { key: key.clone(), reason };
+                }
+            }
+        }
+        StoreError::Unexpected(reason)
     }
 
     /// Redis does not say which key it denies: ask for each.
@@ -244,9 +294,8 @@ impl Session {
         };
         let detail = || format!("{code} {}", error.detail().unwrap_or_default());
         match code.as_str() {
-            "NOSCRIPT" | "LOADING" | "BUSY" | "TRYAGAIN" | "CLUSTERDOWN" | "MASTERDOWN" | "NOREPLICAS" => {
-                StoreError::Later(detail())
-            }
+            "NOSCRIPT" | "LOADING" | "BUSY" | "TRYAGAIN" | "CLUSTERDOWN" | "MASTERDOWN" | "NOREPLICAS"
+            | "MISCONF" => StoreError::Later(detail()),
             // This node is not the right one any more: the next connection is resolved anew.
             "READONLY" | "MOVED" | "ASK" => {
                 self.link = None;
@@ -269,6 +318,23 @@ impl Session {
             }
             _ => StoreError::Unexpected(detail()),
         }
+    }
+
+    /// Waits until enough replicas have what was just written. Too few: said again, it changes nothing twice.
+    pub(crate) async fn replicated(&mut self) -> Result<(), StoreError> {
+        let wanted = self.connector.settings().wait_replicas;
+        if wanted == 0 {
+            return Ok(());
+        }
+        let mut wait = Cmd::new();
+        wait.arg("WAIT").arg(wanted).arg(u64::try_from(self.reply_timeout.as_millis() / 2).unwrap_or(1000));
+        let confirmed = number(&self.query(&wait).await?).unwrap_or(0);
+        if confirmed >= u64::from(wanted) {
+            return Ok(());
+        }
+        Err(StoreError::Later(format!(
+            "NOREPLICAS {confirmed} of redis.wait_replicas = {wanted} replicas confirmed"
+        )))
     }
 
     pub(crate) fn saw_time(&mut self, seconds: &Value, micros: &Value) {
@@ -333,8 +399,15 @@ impl Call {
     }
 
     fn command(&self, sha: &str) -> Cmd {
-        let size: usize = self.args.args_iter().map(|arg| if let redis::Arg::Simple(arg) = arg { arg.len() } else { 0 }).sum();
-        let mut command = Cmd::with_capacity(3 + self.keys.len() + self.args.args_iter().len(), size + 64 * self.keys.len());
+        let size: usize = self
+            .args
+            .args_iter()
+            .map(|arg| if let redis::Arg::Simple(arg) = arg { arg.len() } else { 0 })
+            .sum();
+        let mut command = Cmd::with_capacity(
+            3 + self.keys.len() + self.args.args_iter().len(),
+            size + 64 * self.keys.len(),
+        );
         command.arg("EVALSHA").arg(sha).arg(self.keys.len());
         for key in &self.keys {
             command.arg(key.as_str());

@@ -9,7 +9,9 @@
 pub mod certificates;
 pub mod child;
 pub mod cluster;
+pub mod engine;
 pub mod http;
+pub mod ledger;
 pub mod process;
 pub mod proxy;
 pub mod recorder;
@@ -19,6 +21,7 @@ pub mod sentinel;
 pub mod wait;
 
 pub use cluster::Cluster;
+pub use ledger::Ledger;
 pub use process::{Worker, WorkerOptions};
 pub use proxy::{Fault, Proxy};
 pub use recorder::{Behaviour, Recorder};

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io::{BufRead as _, BufReader};
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus, Output, Stdio};
 use std::sync::{Arc, Mutex};
@@ -14,12 +14,13 @@ use tempfile::TempDir;
 
 use crate::child::{ChildProcess, scratch_dir};
 use crate::http;
+use crate::recorder::Recorder;
 use crate::wait::eventually;
 
 /// How long the worker may take to say something.
 const LOG_TIMEOUT: Duration = Duration::from_secs(30);
-/// The failpoints that the worker's debug build reads.
-const FAILPOINTS: &str = "FAILPOINTS";
+/// The failpoint that the worker's debug build reads.
+const FAILPOINT: &str = "WORKER_FAILPOINT";
 /// What a child keeps of our environment. All else could be a setting: the worker reads its
 /// configuration from the environment too. `LLVM_PROFILE_FILE` makes its coverage count.
 const KEPT: [&str; 5] = ["PATH", "HOME", "TMPDIR", "RUST_BACKTRACE", "LLVM_PROFILE_FILE"];
@@ -39,8 +40,8 @@ pub struct WorkerOptions {
     pub args: Vec<String>,
     /// Environment overrides of the configuration.
     pub env: Vec<(String, String)>,
-    /// Where the process is to fail, `FAILPOINTS`.
-    pub failpoints: Option<String>,
+    /// Where the process is to die: `after-cycle`, or `after-cycle:3` for the third time it gets there.
+    pub failpoint: Option<String>,
 }
 
 #[allow(
@@ -81,11 +82,19 @@ impl WorkerOptions {
         self
     }
 
-    /// Sets the failpoints.
+    /// Sets the failpoint.
     #[must_use]
-    pub fn failpoints(mut self, failpoints: &str) -> Self {
-        self.failpoints = Some(failpoints.to_owned());
+    pub fn failpoint(mut self, failpoint: &str) -> Self {
+        self.failpoint = Some(failpoint.to_owned());
         self
+    }
+
+    /// Jobs are posted to a recorder, a dead worker's come back after the shortest TTL there is.
+    #[must_use]
+    pub fn recorded_by(self, recorder: &Recorder) -> Self {
+        self.env("WORKER_HANDLER_KIND", "http")
+            .env("WORKER_HANDLER_HTTP_URL", recorder.url())
+            .env("WORKER_HEARTBEAT_TTL", "5s")
     }
 
     /// Runs it to its end: for `--role=admin`, `config check`, `--version`. It blocks.
@@ -107,7 +116,7 @@ impl WorkerOptions {
         command.args(&self.args).current_dir(dir.path()).env_clear();
         command.envs(KEPT.iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
         command.envs(self.redis.iter().map(|addr| ("REDIS_ADDR", addr)));
-        command.envs(self.failpoints.iter().map(|failpoints| (FAILPOINTS, failpoints)));
+        command.envs(self.failpoint.iter().map(|failpoint| (FAILPOINT, failpoint)));
         command.envs(self.env.iter().map(|(name, value)| (name, value)));
         command
     }
@@ -192,7 +201,12 @@ impl Worker {
     pub async fn metrics_addr(&self) -> SocketAddr {
         let entry = self.wait_for_log("Serving metrics").await;
         let addr = entry["value"].as_str().unwrap_or_default();
-        addr.parse().unwrap_or_else(|_| panic!("not an address: {addr:?}"))
+        let mut addr: SocketAddr = addr.parse().unwrap_or_else(|_| panic!("not an address: {addr:?}"));
+        // It listens everywhere, as it must in a pod; nobody can connect to "everywhere".
+        if addr.ip().is_unspecified() {
+            addr.set_ip(Ipv4Addr::LOCALHOST.into());
+        }
+        addr
     }
 
     /// The response of a GET on its metrics port: status and body.
@@ -233,6 +247,19 @@ impl Worker {
     /// SIGTERM: the graceful way.
     pub fn sigterm(&self) {
         self.process.signal(Signal::TERM);
+    }
+
+    /// SIGINT: the same from a keyboard.
+    pub fn sigint(&self) {
+        self.process.signal(Signal::INT);
+    }
+
+    /// Its resident memory in KiB.
+    pub fn rss_kib(&self) -> u64 {
+        let path = format!("/proc/{}/status", self.pid());
+        let status = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a line VmRSS");
+        line.trim().trim_end_matches(" kB").parse().expect("a number of KiB")
     }
 
     /// How it ended, if it has.

@@ -220,7 +220,7 @@ impl Shared {
 
     fn begin(&self, request: Request) -> (usize, Behaviour) {
         self.with(|state| {
-            let id = job_id(&request.body);
+            let id = job_id(&request);
             let scripted = state.by_id.get_mut(&id).and_then(VecDeque::pop_front);
             let behaviour = scripted.unwrap_or_else(|| state.by_default.clone());
             let Request { path, headers, body, .. } = request;
@@ -246,10 +246,11 @@ impl Shared {
     }
 }
 
-fn job_id(body: &[u8]) -> String {
-    let job: Value = serde_json::from_slice(body).unwrap_or(Value::Null);
-    let id = [&job["id"], &job["jid"], &job["job"]["id"]].into_iter().find_map(Value::as_str);
-    id.unwrap_or_default().to_owned()
+/// From the body, or from the header when the body is nothing that has an id.
+fn job_id(request: &Request) -> String {
+    let job: Value = serde_json::from_slice(&request.body).unwrap_or(Value::Null);
+    let in_body = [&job["id"], &job["jid"]].into_iter().find_map(Value::as_str).map(str::to_owned);
+    in_body.or_else(|| request.headers.get("x-job-id").cloned()).unwrap_or_default()
 }
 
 async fn accept(listener: TcpListener, shared: Arc<Shared>) {

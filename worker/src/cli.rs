@@ -1,11 +1,13 @@
 //! The command line.
 use std::path::PathBuf;
 
+use clap::builder::PossibleValuesParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use jobqueue::outcome::Reason;
 
 /// Reliable background jobs on Redis: enqueue files, run jobs, look after queues.
 ///
-/// Everything is configured by a YAML file and environment variables (WORKER_COUNT, REDIS_ADDR, ...): see
+/// Everything is configured by a YAML file and environment variables (`WORKER_COUNT`, `REDIS_ADDR`, ...): see
 /// `worker config check` and docs/configuration.md.
 #[derive(Debug, Parser)]
 #[command(name = "worker", version = jobqueue::VERSION, propagate_version = true)]
@@ -17,6 +19,10 @@ pub struct Cli {
     /// The configuration file; a missing one means the defaults.
     #[arg(long, value_name = "PATH", env = "WORKER_CONFIG", global = true)]
     pub config: Option<PathBuf>,
+
+    /// The producer scans once instead of again and again.
+    #[arg(long, global = true)]
+    pub once: bool,
 
     /// A command: those of the admin role, or one about the worker itself.
     #[command(subcommand)]
@@ -49,6 +55,10 @@ pub enum Command {
     PurgeDlq(Purge),
     /// Put dead letters back into the queues they came from.
     RequeueDlq(Requeue),
+    /// Let no worker take another job, until `resume`; jobs that run finish.
+    Pause(Output),
+    /// Let workers take jobs again.
+    Resume(Output),
     /// Look at the configuration.
     #[command(subcommand)]
     Config(ConfigCommand),
@@ -86,8 +96,8 @@ pub enum Format {
 /// Which jobs to show.
 #[derive(Debug, Args)]
 pub struct Peek {
-    /// A queue by its name (high, low, ...), `completed` or `dead`.
-    #[arg(long, default_value = "")]
+    /// A queue by its name (high, low, ...) or key, `completed` or `dead`; all queues when not given.
+    #[arg(long, default_value = "", hide_default_value = true)]
     pub queue: String,
     /// How many.
     #[arg(short = 'n', long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=1000))]
@@ -111,11 +121,11 @@ pub struct Purge {
 /// Which dead letters to requeue, and how fast.
 #[derive(Debug, Args)]
 pub struct Requeue {
-    /// Only these jobs.
+    /// Only this job; may be given several times.
     #[arg(long, value_name = "ID")]
     pub id: Vec<String>,
     /// Only jobs that died for this reason.
-    #[arg(long, value_name = "REASON")]
+    #[arg(long, value_name = "REASON", value_parser = PossibleValuesParser::new(Reason::ALL.map(Reason::as_str)))]
     pub reason: Option<String>,
     /// At most this many a second.
     #[arg(long, value_name = "PER_SECOND", value_parser = clap::value_parser!(u32).range(1..))]

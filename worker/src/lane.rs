@@ -9,11 +9,13 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use jobqueue::breaker;
 use jobqueue::effects::{Decision, Verdict};
-use jobqueue::job::{Job, NotAJob};
+use jobqueue::job::{Fields, Job, NotAJob};
 use jobqueue::outcome::{Failure, Outcome, Reason};
 use jobqueue::protocol::Interruption;
 use jobqueue::protocol::files::COMPLETED_ENTRY_MAX;
-use jobqueue::store::{Cycle, Cycled, LaneHandle, QueueAsk, Returned, Session, Settlement, Status, StoreError};
+use jobqueue::store::{
+    Cycle, Cycled, LaneHandle, QueueAsk, Returned, Session, Settlement, Status, StoreError, digest,
+};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
@@ -83,6 +85,8 @@ struct Held {
     /// The job that tells whether a half-open breaker closes.
     probe: bool,
     refused: Option<Instant>,
+    /// A parked fetch brought it (true: from the suspects), and no cycle has moved it to the held list yet.
+    adopting: Option<bool>,
 }
 
 enum Phase {
@@ -150,7 +154,14 @@ impl Lane {
             } else {
                 (keys.queue.clone(), lists.parked.clone())
             };
-            parked.push(Park::start(index, queue, suspects, (from, into, side), park_session, sender.clone()));
+            parked.push(Park::start(
+                index,
+                queue,
+                suspects,
+                (from, into, side),
+                park_session,
+                sender.clone(),
+            ));
         }
         let held = session.keys.queues.iter().map(|_| Vec::new()).collect();
         tracing::info!(worker_id = handle.id, "Opened a lane");
@@ -227,7 +238,8 @@ impl Lane {
                 let Some((queue, at)) = self.find(key) else { return };
                 let total = self.shared.slots.total();
                 let held = &mut self.held[queue][at];
-                let phase = std::mem::replace(&mut held.phase, Phase::Rejected(NotAJob::Malformed(String::new())));
+                let phase =
+                    std::mem::replace(&mut held.phase, Phase::Rejected(NotAJob::Malformed(String::new())));
                 match phase {
                     Phase::Waiting(job, _) => {
                         let alone = permit.num_permits() == total as usize && job.fields.deaths > 0;
@@ -254,14 +266,18 @@ impl Lane {
             Arrival::Answered(None) => self.parks[park].state = State::Idle,
             Arrival::Broken => {
                 self.parks[park].state = State::Idle;
-                self.parks[park].cut_off = true;
+                self.parks[park].cut_off = Some(Instant::now());
             }
             Arrival::Answered(Some(raw)) => {
-                let permit = if self.may_reserve() { self.shared.slots.take(1) } else { None };
+                let welcome = self.may_reserve() && self.serves(queue);
+                let permit = if welcome { self.shared.slots.take(1) } else { None };
                 match permit {
                     Some(permit) => {
                         self.parks[park].state = State::Adopting;
                         self.admit(queue, raw, permit);
+                        if let Some(held) = self.held[queue].last_mut() {
+                            held.adopting = Some(self.parks[park].suspects);
+                        }
                     }
                     None => self.parks[park].state = State::Releasing,
                 }
@@ -273,6 +289,11 @@ impl Lane {
 
     fn may_reserve(&self) -> bool {
         self.deadline.is_none() && !self.paused && self.quiet.is_empty()
+    }
+
+    /// A queue whose breaker is not closed is asked by cycles only, for one job at most.
+    fn serves(&self, queue: usize) -> bool {
+        self.shared.breaker(queue).state(Instant::now()) == breaker::State::Closed
     }
 
     /// A job is ours: runs it, or waits until it may.
@@ -289,11 +310,16 @@ impl Lane {
             permit: Some(permit),
             probe,
             refused: None,
+            adopting: None,
         };
         self.shared.queue_metrics[queue].jobs_consumed(1);
         self.shared.metrics.jobs_in_flight_changed(1);
         match self.shared.protocol.decode(raw) {
             Err((_, why)) => {
+                // Says nothing about the handler: another may probe.
+                if probe {
+                    self.shared.breaker(queue).abandoned();
+                }
                 held.phase = Phase::Rejected(why);
                 self.held[queue].push(held);
             }
@@ -347,9 +373,9 @@ impl Lane {
                 deadline: None,
             };
             let handling = std::panic::AssertUnwindSafe(shared.handler.handle(&running, &call));
-            let outcome = futures::FutureExt::catch_unwind(handling).await.unwrap_or_else(|_| {
-                Outcome::Failed(Failure::new(Reason::Panic, "the handler panicked"))
-            });
+            let outcome = futures::FutureExt::catch_unwind(handling)
+                .await
+                .unwrap_or_else(|_| Outcome::Failed(Failure::new(Reason::Panic, "the handler panicked")));
             failpoint::hit("after-handle");
             span.end(outcome_word(&outcome));
             let _ = sender.send(Event::Finished { key, outcome, took: started.elapsed() });
@@ -361,23 +387,41 @@ impl Lane {
         let held = &mut self.held[queue][at];
         self.shared.queue_metrics[queue].job_ran(took);
         match self.shared.protocol.breaker_sample(&outcome) {
-            Some(ok) => self.shared.sampled(queue, ok),
+            Some(ok) => self.shared.sampled(queue, ok, held.probe),
             None if held.probe => self.shared.breaker(queue).abandoned(),
             None => {}
         }
-        if let Outcome::Failed(failure) | Outcome::RetryIn(_, failure) | Outcome::Kill(failure) = &outcome {
-            self.shared.queue_metrics[queue].jobs_failed(failure.reason, 1);
-            let (queue, attempt) = (&**self.shared.queue_metrics[queue].name(), job.fields.retries + 1);
-            let (job_id, reason) = (job.fields.id.as_str(), failure.reason.as_str());
-            tracing::debug!(job_id, queue, reason, attempt, "Job failed");
+        let failure = match &outcome {
+            Outcome::Failed(failure) | Outcome::RetryIn(_, failure) | Outcome::Kill(failure) => {
+                Some(failure.reason)
+            }
+            _ => None,
+        };
+        if let Some(reason) = failure {
+            self.shared.queue_metrics[queue].jobs_failed(reason, 1);
         }
+        let fields = &job.fields;
+        tracing::debug!(
+            job_id = fields.id,
+            request_id = fields.id,
+            trace_id = given(&fields.trace_id),
+            span_id = given(&fields.span_id),
+            queue = &**self.shared.queue_metrics[queue].name(),
+            attempt = fields.retries + 1,
+            duration_ms = millis(took),
+            wait_ms = millis(held.reserved.elapsed().saturating_sub(took)),
+            reason = failure.map(Reason::as_str),
+            value = outcome_word(&outcome),
+            "Job ran"
+        );
         held.phase = Phase::Finished(job, outcome, took);
     }
 
     fn find(&self, key: u64) -> Option<(usize, usize)> {
-        self.held.iter().enumerate().find_map(|(queue, held)| {
-            held.iter().position(|held| held.key == key).map(|at| (queue, at))
-        })
+        self.held
+            .iter()
+            .enumerate()
+            .find_map(|(queue, held)| held.iter().position(|held| held.key == key).map(|at| (queue, at)))
     }
 
     fn holds_anything(&self) -> bool {
@@ -420,9 +464,14 @@ impl Lane {
         let answer = self.say(&cycle).await?;
         self.cycled = Instant::now();
         let Some(cycled) = answer else {
-            tracing::warn!(worker_id = self.handle.id, count = self.held_count(), "Lost the lease, what it held runs elsewhere");
+            let count = self.held_count();
+            tracing::warn!(worker_id = self.handle.id, count, "Lost the lease, what it held runs elsewhere");
+            for (queue, _) in claimed.iter().enumerate().filter(|(_, claimed)| **claimed) {
+                self.shared.breaker(queue).abandoned();
+            }
             return Err(End::Lost);
         };
+        self.held.iter_mut().flatten().for_each(|held| held.adopting = None);
         failpoint::hit("after-cycle");
         self.seq = cycle.seq;
         for (park, word) in self.parks.iter_mut().zip(words) {
@@ -440,7 +489,7 @@ impl Lane {
             self.shared.wake.notify_waiters();
         }
         // The record says now that it runs alone.
-        if cycle.alone
+        if !cycle.alone.is_empty()
             && let Some((queue, at)) = self.alone.and_then(|key| self.find(key))
             && let Phase::Admitted(job) = &self.held[queue][at].phase
         {
@@ -474,12 +523,10 @@ impl Lane {
             cycle.quiet.clone_from(&self.quiet);
         }
         for queue in 0..self.held.len() {
+            // In the order in which the script adopts them: the queue's first, then its suspects'.
+            self.held[queue].sort_by_key(|held| held.adopting);
             let keys = self.session.keys.queues[queue].clone();
             let mut ask = QueueAsk { expected: self.held[queue].len(), ..QueueAsk::default() };
-            for park in self.parks.iter().filter(|park| park.queue == queue) {
-                let word = park.word(room > 0);
-                if park.suspects { ask.parked_suspects = word } else { ask.parked = word }
-            }
             let mut breaker = self.shared.breaker(queue);
             let before = breaker.state(now);
             ask.limit = breaker.allows(room, now);
@@ -488,7 +535,14 @@ impl Lane {
             if probes {
                 breaker.fetched(now);
             }
+            // A cooldown ends by itself: nobody else says that an open breaker has become half-open. Said while the
+            // breaker is locked, so that it cannot overwrite a change that another lane has just reported.
+            self.shared.queue_metrics[queue].breaker_is(before);
             drop(breaker);
+            for park in self.parks.iter().filter(|park| park.queue == queue) {
+                let word = park.word(ask.limit > 0);
+                if park.suspects { ask.parked_suspects = word } else { ask.parked = word }
+            }
             claimed.push(probes);
             for (position, held) in self.held[queue].iter_mut().enumerate() {
                 if !held.is_settleable() {
@@ -521,7 +575,11 @@ impl Lane {
                 } else {
                     let position = large.then_some(position);
                     let settlement = Settlement { queue, raw: held.raw.clone(), position, effects };
-                    if large { by_position.push((settlement, planned)) } else { by_bytes.push((settlement, planned)) }
+                    if large {
+                        by_position.push((settlement, planned));
+                    } else {
+                        by_bytes.push((settlement, planned));
+                    }
                 }
             }
             cycle.queues.push(ask);
@@ -529,7 +587,11 @@ impl Lane {
         let (settlements, mut plan): (Vec<_>, Vec<_>) = by_position.into_iter().chain(by_bytes).unzip();
         cycle.settlements = settlements;
         plan.extend(done);
-        cycle.alone = self.alone.is_some_and(|key| plan.iter().all(|planned| planned.key != key));
+        let alone = self.alone.filter(|key| plan.iter().all(|planned| planned.key != *key));
+        cycle.alone = alone
+            .and_then(|key| self.find(key))
+            .map(|(queue, at)| digest(&self.held[queue][at].raw))
+            .unwrap_or_default();
         (cycle, plan, claimed)
     }
 
@@ -539,7 +601,8 @@ impl Lane {
         loop {
             self.beat.tick();
             let trips = self.session.round_trips;
-            let answer = self.session.cycle(&self.handle, cycle, side, self.shared.settings.completed_max).await;
+            let answer =
+                self.session.cycle(&self.handle, cycle, side, self.shared.settings.completed_max).await;
             self.shared.metrics.redis_round_trips(self.session.round_trips - trips);
             match answer {
                 Ok(answer) => {
@@ -570,7 +633,11 @@ impl Lane {
         self.paused = cycled.paused;
         if self.quiet != cycled.quiet {
             let word = if cycled.quiet.is_empty() { "resumed" } else { "quiet" };
-            tracing::info!(worker_id = self.handle.id, value = word, "Worker was told to be quiet or to resume");
+            tracing::info!(
+                worker_id = self.handle.id,
+                value = word,
+                "Worker was told to be quiet or to resume"
+            );
             self.quiet.clone_from(&cycled.quiet);
             self.hungry = self.quiet.is_empty();
         }
@@ -580,19 +647,21 @@ impl Lane {
     fn settled(&mut self, plan: &[Planned], cycled: &Cycled) -> Vec<Permit> {
         let mut permits = Vec::with_capacity(plan.len());
         for (planned, status) in plan.iter().zip(&cycled.statuses) {
-            let Some(at) = self.held[planned.queue].iter().position(|held| held.key == planned.key) else { continue };
+            let Some(at) = self.held[planned.queue].iter().position(|held| held.key == planned.key) else {
+                continue;
+            };
             match status {
                 Status::Settled => {
                     let mut held = self.held[planned.queue].remove(at);
                     self.report(&held, planned);
-                    self.dropped(&held);
+                    self.dropped(planned.queue, &held);
                     permits.extend(held.permit.take());
                 }
                 Status::NotHeld => {
                     let held = self.held[planned.queue].remove(at);
                     let queue = &**self.shared.queue_metrics[planned.queue].name();
                     tracing::warn!(worker_id = self.handle.id, queue, "A finished job was not held any more");
-                    self.dropped(&held);
+                    self.dropped(planned.queue, &held);
                 }
                 Status::Refused => self.held[planned.queue][at].refused = Some(Instant::now()),
             }
@@ -614,10 +683,13 @@ impl Lane {
         permits
     }
 
-    fn dropped(&mut self, held: &Held) {
+    fn dropped(&mut self, queue: usize, held: &Held) {
         self.shared.metrics.jobs_in_flight_changed(-1);
         if self.alone == Some(held.key) {
             self.alone = None;
+        }
+        if held.probe && !matches!(held.phase, Phase::Finished(..)) {
+            self.shared.breaker(queue).abandoned();
         }
     }
 
@@ -632,7 +704,15 @@ impl Lane {
                     metrics.jobs_failed(reason, 1);
                 }
                 metrics.jobs_dead_lettered(1);
-                tracing::warn!(queue = &**metrics.name(), reason = reason.as_str(), job_id = held.id(), "Gave a job up");
+                let fields = held.fields();
+                tracing::warn!(
+                    job_id = fields.map(|fields| fields.id.as_str()),
+                    trace_id = fields.and_then(|fields| given(&fields.trace_id)),
+                    span_id = fields.and_then(|fields| given(&fields.span_id)),
+                    queue = &**metrics.name(),
+                    reason = reason.as_str(),
+                    "Gave a job up"
+                );
             }
             Verdict::Released => metrics.jobs_released(1),
             Verdict::Suspected => metrics.jobs_interrupted(1),
@@ -654,6 +734,15 @@ impl Lane {
                     None => self.refuse(queue, raw),
                 }
             }
+            if returned.whole {
+                // As in Redis: large jobs are settled by their place.
+                let mut unordered = std::mem::take(&mut self.held[queue]);
+                for raw in &returned.jobs {
+                    if let Some(at) = unordered.iter().position(|held| held.raw == *raw) {
+                        self.held[queue].push(unordered.remove(at));
+                    }
+                }
+            }
         }
         got
     }
@@ -663,9 +752,19 @@ impl Lane {
         let key = self.next_key;
         self.next_key += 1;
         self.shared.metrics.jobs_in_flight_changed(1);
-        let job = Arc::new(Job { raw: raw.clone(), fields: jobqueue::job::Fields::default() });
+        let job = Arc::new(Job { raw: raw.clone(), fields: Fields::default() });
+        self.shared.breaker(queue).abandoned();
         let phase = Phase::Finished(job, Outcome::Released, Duration::ZERO);
-        let held = Held { key, raw, reserved: Instant::now(), phase, permit: None, probe: false, refused: None };
+        let held = Held {
+            key,
+            raw,
+            reserved: Instant::now(),
+            phase,
+            permit: None,
+            probe: false,
+            refused: None,
+            adopting: None,
+        };
         self.held[queue].push(held);
     }
 
@@ -680,12 +779,17 @@ impl Lane {
             }
         }
         let name = &**self.shared.queue_metrics[queue].name();
-        tracing::warn!(worker_id = self.handle.id, queue = name, count = before.len(), "Held jobs were not as expected");
+        tracing::warn!(
+            worker_id = self.handle.id,
+            queue = name,
+            count = before.len(),
+            "Held jobs were not as expected"
+        );
         for held in before {
             if let Phase::Running(_, task) | Phase::Waiting(_, task) = &held.phase {
                 task.abort();
             }
-            self.dropped(&held);
+            self.dropped(queue, &held);
         }
         fresh
     }
@@ -701,21 +805,26 @@ impl Lane {
         if !self.may_park() || self.hungry || !self.looked || lease <= wait {
             return;
         }
-        let now = Instant::now();
-        for park in &mut self.parks {
-            if self.shared.breaker(park.queue).state(now) == breaker::State::Closed {
-                park.go(wait);
+        for at in 0..self.parks.len() {
+            if self.serves(self.parks[at].queue) {
+                self.parks[at].go(wait);
             }
         }
     }
 
+    /// The connection of a fetch that waits for a job which nobody would run.
+    fn unwelcome(&self, park: &Park) -> Option<i64> {
+        let client = park.waiting_client()?;
+        let welcome = self.may_reserve() && self.shared.slots.free() > 0 && self.serves(park.queue);
+        (!welcome).then_some(client)
+    }
+
     fn must_unpark(&self) -> bool {
-        let waiting = self.parks.iter().any(|park| park.waiting_client().is_some());
-        waiting && (!self.may_reserve() || self.shared.slots.free() == 0)
+        self.parks.iter().any(|park| self.unwelcome(park).is_some())
     }
 
     async fn unpark(&mut self) {
-        let clients: Vec<i64> = self.parks.iter().filter_map(Park::waiting_client).collect();
+        let clients: Vec<i64> = self.parks.iter().filter_map(|park| self.unwelcome(park)).collect();
         for client in clients {
             if let Err(error) = self.session.unblock(client).await {
                 // It ends by its own timeout; what it still brings is released.
@@ -725,7 +834,7 @@ impl Lane {
         }
         // The answers are on their way; do not ask again before they are here.
         let answered = async {
-            while self.parks.iter().any(|park| park.waiting_client().is_some()) {
+            while self.must_unpark() {
                 match self.events.recv().await {
                     Some(event) => self.take(event),
                     None => return,
@@ -771,7 +880,11 @@ impl Lane {
         }
         if stopped > 0 {
             failpoint::hit("before-release");
-            tracing::info!(worker_id = self.handle.id, count = stopped, "Stopped running jobs and gave them back");
+            tracing::info!(
+                worker_id = self.handle.id,
+                count = stopped,
+                "Stopped running jobs and gave them back"
+            );
         }
     }
 
@@ -783,7 +896,7 @@ impl Lane {
 
     async fn close(&mut self) -> End {
         failpoint::hit("before-close");
-        let cut_off = self.parks.iter().any(|park| park.cut_off);
+        let cut_off = self.parks.iter().any(Park::may_still_deliver);
         let patience = Instant::now() + LAST_WORDS;
         loop {
             match self.session.close(&self.handle, cut_off).await {
@@ -796,12 +909,14 @@ impl Lane {
 
     /// Stops whatever still runs: it is somebody else's now.
     async fn abandon(&mut self) {
-        for held in self.held.iter_mut().flatten() {
-            if let Phase::Running(_, task) | Phase::Waiting(_, task) = &mut held.phase {
-                task.abort();
-                let _ = tokio::time::timeout(Duration::from_secs(1), task).await;
+        for queue in 0..self.held.len() {
+            for mut held in std::mem::take(&mut self.held[queue]) {
+                if let Phase::Running(_, task) | Phase::Waiting(_, task) = &mut held.phase {
+                    task.abort();
+                    let _ = tokio::time::timeout(Duration::from_secs(1), task).await;
+                }
+                self.dropped(queue, &held);
             }
-            self.shared.metrics.jobs_in_flight_changed(-1);
         }
     }
 }
@@ -813,12 +928,14 @@ impl Held {
             && self.refused.is_none_or(|at| at.elapsed() >= TICK)
     }
 
-    fn id(&self) -> &str {
+    /// What we read of it; nothing when it is not a job.
+    fn fields(&self) -> Option<&Fields> {
         match &self.phase {
-            Phase::Waiting(job, _) | Phase::Admitted(job) | Phase::Running(job, _) | Phase::Finished(job, ..) => {
-                &job.fields.id
-            }
-            Phase::Rejected(_) => "",
+            Phase::Waiting(job, _)
+            | Phase::Admitted(job)
+            | Phase::Running(job, _)
+            | Phase::Finished(job, ..) => Some(&job.fields),
+            Phase::Rejected(_) => None,
         }
     }
 }
@@ -840,5 +957,15 @@ fn oldest_job(held: &Held) -> Bytes {
     if held.raw.len() <= COMPLETED_ENTRY_MAX {
         return held.raw.clone();
     }
-    Bytes::from(serde_json::json!({ "id": held.id() }).to_string())
+    let id = held.fields().map_or("", |fields| fields.id.as_str());
+    Bytes::from(serde_json::json!({ "id": id }).to_string())
+}
+
+/// Text that is there; an empty field of a job says nothing.
+fn given(text: &str) -> Option<&str> {
+    (!text.is_empty()).then_some(text)
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }

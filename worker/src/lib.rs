@@ -8,6 +8,7 @@ pub mod lane;
 pub mod logs;
 pub mod metrics;
 pub mod roles;
+pub mod scan;
 pub mod server;
 pub mod shared;
 pub mod shutdown;

@@ -26,13 +26,14 @@ fn main() -> ExitCode {
         clap_complete::generate(shell, &mut Cli::command(), "worker", &mut std::io::stdout());
         return ExitCode::SUCCESS;
     }
-    let loaded = match Config::load(cli.config.as_deref(), environment()) {
+    let mut loaded = match Config::load(cli.config.as_deref(), environment()) {
         Ok(loaded) => loaded,
         Err(problems) => {
             eprintln!("{problems}");
             return ExitCode::from(EXIT_USAGE);
         }
     };
+    loaded.config.producer.once |= cli.once;
     if let Some(Command::Config(ConfigCommand::Check)) = cli.command {
         print!("{}", loaded.config.to_yaml_masked());
         loaded.notes.iter().for_each(|note| eprintln!("{note}"));
@@ -45,7 +46,10 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    match runtime.block_on(run(cli, loaded, started)) {
+    let outcome = runtime.block_on(run(cli, loaded, started));
+    // A walk through a directory may hang in the file system: nobody waits for that thread.
+    runtime.shutdown_background();
+    match outcome {
         Ok(code) => code,
         Err(error) => {
             eprintln!("Error: {error:#}");
@@ -66,7 +70,9 @@ async fn run(cli: Cli, loaded: Loaded, started: SystemTime) -> anyhow::Result<Ex
     };
     if role == Role::Admin {
         let Some(command) = cli.command else {
-            eprintln!("--role=admin needs a command: stats, peek, purge-dlq or requeue-dlq (see --help)");
+            eprintln!(
+                "--role=admin needs a command: stats, peek, purge-dlq, requeue-dlq, pause or resume (see --help)"
+            );
             return Ok(ExitCode::from(EXIT_USAGE));
         };
         return roles::admin::run(&config, command).await;
@@ -105,7 +111,7 @@ async fn serve(
     let stopping = on_signal().context("cannot listen for signals")?;
     let producing = async {
         if !matches!(role, Role::Producer | Role::All) {
-            return Ok(());
+            return Ok(true);
         }
         roles::producer::run(config, Arc::clone(&metrics), tracer.clone(), stopping.clone()).await
     };
@@ -128,9 +134,13 @@ async fn serve(
     tracer.shutdown().await;
     stop_server.stop();
     let _ = tokio::time::timeout(std::time::Duration::from_secs(1), server).await;
-    let ((), clean) = outcome?;
+    let (scanned, clean) = outcome?;
     tracing::info!("Stopped");
-    Ok(if clean { ExitCode::SUCCESS } else { ExitCode::from(EXIT_UNCLEAN) })
+    Ok(match (scanned, clean) {
+        (_, false) => ExitCode::from(EXIT_UNCLEAN),
+        (false, true) if role == Role::Producer => ExitCode::FAILURE,
+        _ => ExitCode::SUCCESS,
+    })
 }
 
 /// SIGINT and SIGTERM ask to stop; a second one ends the process at once.

@@ -668,9 +668,7 @@ mod tests {
     fn metric_circuit_breaker_state_is_0_closed_1_half_open_2_open() {
         let metrics = metrics();
         has(&metrics, r#"circuit_breaker_state{queue="high"} 0"#);
-        for (state, value) in
-            [(State::Open, 2), (State::HalfOpen, 1), (State::Closed, 0)]
-        {
+        for (state, value) in [(State::Open, 2), (State::HalfOpen, 1), (State::Closed, 0)] {
             metrics.queue("high").breaker_is(state);
             has(&metrics, &format!(r#"circuit_breaker_state{{queue="high"}} {value}"#));
         }

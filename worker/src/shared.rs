@@ -70,15 +70,17 @@ impl Shared {
     pub fn breaker_states(&self, names: &[String]) -> String {
         let now = Instant::now();
         let states: Vec<_> = (0..self.breakers.len()).map(|queue| self.breaker(queue).state(now)).collect();
-        let words: Vec<_> = names.iter().zip(&states).map(|(name, state)| format!("{name}={}", state.as_str())).collect();
+        let words: Vec<_> =
+            names.iter().zip(&states).map(|(name, state)| format!("{name}={}", state.as_str())).collect();
         words.join(" ")
     }
 
-    /// A run of a job of this queue ended: counts for its breaker.
-    pub fn sampled(&self, queue: usize, ok: bool) {
+    /// A run of a job of this queue ended: counts for its breaker. While it is half-open only the probe's does, not
+    /// that of a job reserved before it opened.
+    pub fn sampled(&self, queue: usize, ok: bool, probe: bool) {
         let now = Instant::now();
         let mut breaker = self.breaker(queue);
-        if breaker.record(ok, now) {
+        if (probe || breaker.state(now) != breaker::State::HalfOpen) && breaker.record(ok, now) {
             let state = breaker.state(now);
             drop(breaker);
             self.breaker_changed(queue, state);

@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use super::{Interruption, Protocol};
 use crate::effects::{Decision, Effect, Side, Verdict};
-use crate::job::{DEATHS, Job, NotAJob, edit};
+use crate::job::{DEATHS, Job, NotAJob};
 use crate::keys::QueueKeys;
 use crate::outcome::{Failure, Outcome, Reason};
 use crate::retry::backoff;
@@ -48,7 +48,14 @@ impl Files {
         Decision { verdict: Verdict::Dead(reason), effects }
     }
 
-    fn dead(&self, job: &Job, failure: &Failure, counters: &[(&str, Value)], queue: &QueueKeys, now_ms: u64) -> Decision {
+    fn dead(
+        &self,
+        job: &Job,
+        failure: &Failure,
+        counters: &[(&str, Value)],
+        queue: &QueueKeys,
+        now_ms: u64,
+    ) -> Decision {
         let mut changes: Vec<(&str, Option<Value>)> =
             counters.iter().map(|(name, value)| (*name, Some(value.clone()))).collect();
         changes.extend([
@@ -60,7 +67,15 @@ impl Files {
         self.bury(job.edited(&changes), failure.reason, queue)
     }
 
-    fn failed(&self, job: &Job, failure: &Failure, delay: Option<Duration>, queue: &QueueKeys, now_ms: u64, unique: &str) -> Decision {
+    fn failed(
+        &self,
+        job: &Job,
+        failure: &Failure,
+        delay: Option<Duration>,
+        queue: &QueueKeys,
+        now_ms: u64,
+        unique: &str,
+    ) -> Decision {
         let retries = job.fields.retries.saturating_add(1);
         if retries > self.max_retries {
             return self.dead(job, failure, &[("retries", retries.into())], queue, now_ms);
@@ -69,7 +84,8 @@ impl Files {
         // An attempt that ended by itself clears the suspicion.
         let next = job.edited(&[("retries", Some(retries.into())), (DEATHS, None)]);
         let at_ms = now_ms.saturating_add(u64::try_from(delay.as_millis()).unwrap_or(u64::MAX));
-        let effects = vec![Effect::Delay { key: queue.delayed.clone(), at_ms, member: tagged(unique, &next) }];
+        let effects =
+            vec![Effect::Delay { key: queue.delayed.clone(), at_ms, member: tagged(unique, &next) }];
         Decision { verdict: Verdict::Retried, effects }
     }
 
@@ -104,10 +120,14 @@ impl Protocol for Files {
         match outcome {
             Outcome::Done => self.done(job, queue, now_ms),
             Outcome::Failed(failure) => self.failed(job, failure, None, queue, now_ms, unique),
-            Outcome::RetryIn(delay, failure) => self.failed(job, failure, Some(*delay), queue, now_ms, unique),
+            Outcome::RetryIn(delay, failure) => {
+                self.failed(job, failure, Some(*delay), queue, now_ms, unique)
+            }
             Outcome::Kill(failure) => self.dead(job, failure, &[], queue, now_ms),
             Outcome::Discard => Decision { verdict: Verdict::Discarded, effects: Vec::new() },
-            Outcome::HandlerDied(_) => self.interrupted(&job.raw, queue, Interruption::of_handler(false), now_ms),
+            Outcome::HandlerDied(_) => {
+                self.interrupted(&job.raw, queue, Interruption::of_handler(false), now_ms)
+            }
             Outcome::HandlerUnavailable(_) | Outcome::Released => released(&job.raw, queue),
         }
     }
@@ -118,13 +138,12 @@ impl Protocol for Files {
             NotAJob::Malformed(_) => Reason::Malformed,
         };
         let mut letter = Map::new();
-        match std::str::from_utf8(raw) {
-            Ok(text) => letter.insert("raw".into(), text.into()),
-            Err(_) => {
-                letter.insert("raw_encoding".into(), "base64".into());
-                letter.insert("raw".into(), BASE64.encode(raw).into())
-            }
-        };
+        if let Ok(text) = std::str::from_utf8(raw) {
+            letter.insert("raw".into(), text.into());
+        } else {
+            letter.insert("raw_encoding".into(), "base64".into());
+            letter.insert("raw".into(), BASE64.encode(raw).into());
+        }
         letter.insert("error".into(), why.to_string().into());
         letter.insert("reason".into(), reason.as_str().into());
         letter.insert("failed_at".into(), rfc3339(now_ms).into());
@@ -144,8 +163,11 @@ impl Protocol for Files {
         // Only a suspect that ran alone can be blamed; among others any of them may have been the one.
         let blamed = how.alone && job.fields.deaths > 0;
         let interruptions = job.fields.interruptions + u32::from(blamed);
-        let counters: [(&str, Value); 3] =
-            [(DEATHS, deaths.into()), ("interruptions", interruptions.into()), ("interrupted_by", how.cause.into())];
+        let counters: [(&str, Value); 3] = [
+            (DEATHS, deaths.into()),
+            ("interruptions", interruptions.into()),
+            ("interrupted_by", how.cause.into()),
+        ];
         if interruptions >= self.max_interruptions {
             let reason = if how.cause == "oom" { Reason::Oom } else { Reason::Poison };
             let error = format!("its process died {interruptions} times while it ran alone ({})", how.cause);
@@ -158,7 +180,8 @@ impl Protocol for Files {
     }
 
     fn promote(&self, member: &Bytes, queue: &QueueKeys) -> Vec<Effect> {
-        let raw = member.iter().position(|byte| *byte == b'|').map_or(member.clone(), |at| member.slice(at + 1..));
+        let raw =
+            member.iter().position(|byte| *byte == b'|').map_or(member.clone(), |at| member.slice(at + 1..));
         vec![Effect::Push { key: queue.queue.clone(), side: Side::Left, bytes: raw }]
     }
 
@@ -167,7 +190,10 @@ impl Protocol for Files {
             return (None, letter.clone());
         };
         let origin = object.get("origin_queue").and_then(Value::as_str).map(str::to_owned);
-        if let Some(raw) = object.get("raw").and_then(Value::as_str) {
+        // What `reject` wrapped has no id; a job has one, and may well have a field of that name.
+        let wrapped =
+            if object.contains_key("id") { None } else { object.get("raw").and_then(Value::as_str) };
+        if let Some(raw) = wrapped {
             let encoded = object.get("raw_encoding").and_then(Value::as_str) == Some("base64");
             let bytes = encoded.then(|| BASE64.decode(raw).ok()).flatten();
             return (origin, Bytes::from(bytes.unwrap_or_else(|| raw.as_bytes().to_vec())));
@@ -224,7 +250,255 @@ pub fn rfc3339(now_ms: u64) -> String {
     jiff::Timestamp::from_millisecond(millis).map_or_else(|_| String::new(), |time| time.to_string())
 }
 
-/// Removes what only a dead letter carries: for tests and tools that compare jobs.
-pub fn without_letter_fields(letter: &Bytes) -> Bytes {
-    edit(letter, &[("error", None), ("reason", None), ("failed_at", None)])
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn policy() -> Files {
+        Files {
+            max_retries: 3,
+            backoff_base: Duration::from_millis(500),
+            backoff_max: Duration::from_secs(10),
+            max_interruptions: 3,
+            max_payload_bytes: 1 << 20,
+            completed_max: Some(10_000),
+            dead_letter_max: None,
+        }
+    }
+
+    fn queue() -> QueueKeys {
+        QueueKeys {
+            name: "low".into(),
+            queue: "jobqueue:low_priority".into(),
+            suspects: "jobqueue:low_priority:suspects".into(),
+            delayed: "jobqueue:delayed:low".into(),
+            completed: "jobqueue:completed".into(),
+            dead_letters: "jobqueue:dead_letter".into(),
+            counters: "jobqueue:counters".into(),
+        }
+    }
+
+    fn job(json: &str) -> Job {
+        policy().decode(Bytes::from(json.to_owned())).unwrap()
+    }
+
+    fn failed() -> Outcome {
+        Outcome::Failed(Failure::new(Reason::Handler, "no such file"))
+    }
+
+    fn object(bytes: &Bytes) -> Map<String, Value> {
+        serde_json::from_slice(bytes).unwrap()
+    }
+
+    fn settle(job: &Job, outcome: &Outcome) -> Decision {
+        policy().settle(job, outcome, &queue(), 1_000, "lane-1-1")
+    }
+
+    #[test]
+    fn a_done_job_takes_the_fast_path() {
+        let decision = settle(&job(r#"{"id":"a"}"#), &Outcome::Done);
+        assert_eq!(decision, Decision { verdict: Verdict::Done, effects: vec![] });
+    }
+
+    #[test]
+    fn a_large_done_job_leaves_its_metadata() {
+        let json = format!(r#"{{"id":"a","filepath":"{}"}}"#, "x".repeat(5_000));
+        let decision = settle(&job(&json), &Outcome::Done);
+        let Effect::Push { key, bytes, .. } = &decision.effects[0] else { panic!("{decision:?}") };
+        assert_eq!(key, "jobqueue:completed");
+        assert!(bytes.len() < 300, "{bytes:?}");
+        assert_eq!(object(bytes)["id"], "a");
+        assert_eq!(decision.effects[1], Effect::Trim { key: "jobqueue:completed".into(), max: 10_000 });
+    }
+
+    #[test]
+    fn a_failed_job_waits_for_its_backoff_with_one_more_retry() {
+        let decision = settle(
+            &job(r#"{"id":"a","retries":1,"deaths":2,"future":[1.50,12345678901234567890]}"#),
+            &failed(),
+        );
+        assert_eq!(decision.verdict, Verdict::Retried);
+        let Effect::Delay { key, at_ms, member } = &decision.effects[0] else { panic!("{decision:?}") };
+        assert_eq!((key.as_str(), *at_ms), ("jobqueue:delayed:low", 2_000), "0.5 s doubled once");
+        assert_eq!(
+            &member[..],
+            &br#"lane-1-1|{"id":"a","retries":2,"future":[1.50,12345678901234567890]}"#[..],
+            "unknown fields keep their order and digits, the suspicion is cleared"
+        );
+    }
+
+    #[test]
+    fn exhausted_retries_become_a_dead_letter_that_tells_the_story() {
+        let decision = settle(&job(r#"{"id":"a","retries":3,"priority":"low"}"#), &failed());
+        assert_eq!(decision.verdict, Verdict::Dead(Reason::Handler));
+        let Effect::Push { key, side, bytes } = &decision.effects[0] else { panic!("{decision:?}") };
+        assert_eq!((key.as_str(), *side), ("jobqueue:dead_letter", Side::Left));
+        let letter = object(bytes);
+        assert_eq!(letter["retries"], 4);
+        assert_eq!(letter["error"], "no such file");
+        assert_eq!(letter["reason"], "handler");
+        assert_eq!(letter["failed_at"], "1970-01-01T00:00:01Z");
+        assert_eq!(letter["origin_queue"], "jobqueue:low_priority");
+    }
+
+    #[test]
+    fn its_own_delay_replaces_the_backoff() {
+        let outcome = Outcome::RetryIn(Duration::from_secs(60), Failure::new(Reason::Handler, "later"));
+        let decision = settle(&job(r#"{"id":"a"}"#), &outcome);
+        assert!(matches!(decision.effects[0], Effect::Delay { at_ms: 61_000, .. }), "{decision:?}");
+    }
+
+    #[test]
+    fn an_unreachable_handler_and_a_release_cost_nothing() {
+        for outcome in [Outcome::HandlerUnavailable("refused".into()), Outcome::Released] {
+            let job = job(r#"{"id":"a","retries":1}"#);
+            let back = Effect::Push {
+                key: "jobqueue:low_priority".into(),
+                side: Side::Right,
+                bytes: job.raw.clone(),
+            };
+            assert_eq!(settle(&job, &outcome).effects, [back], "as it was, next out");
+        }
+    }
+
+    fn interrupted(json: &str, how: Interruption<'_>) -> Decision {
+        policy().interrupted(&Bytes::from(json.to_owned()), &queue(), how, 1_000)
+    }
+
+    const HEARTBEAT: Interruption<'static> =
+        Interruption { cause: "heartbeat", outside: false, alone: false };
+
+    #[test]
+    fn a_death_makes_a_suspect_and_blames_nobody() {
+        let decision = interrupted(r#"{"id":"a","retries":2}"#, HEARTBEAT);
+        assert_eq!(decision.verdict, Verdict::Suspected);
+        let Effect::Push { key, side, bytes } = &decision.effects[0] else { panic!("{decision:?}") };
+        assert_eq!((key.as_str(), *side), ("jobqueue:low_priority:suspects", Side::Right));
+        let suspect = object(bytes);
+        assert_eq!(
+            (&suspect["retries"], &suspect["deaths"], &suspect["interruptions"]),
+            (&2.into(), &1.into(), &0.into())
+        );
+        assert_eq!(suspect["interrupted_by"], "heartbeat");
+    }
+
+    #[test]
+    fn a_cause_from_outside_leaves_the_job_as_it_was() {
+        let how = Interruption { cause: "evicted", outside: true, alone: true };
+        let decision = interrupted(r#"{"id":"a","deaths":9}"#, how);
+        assert_eq!(decision.verdict, Verdict::Released);
+    }
+
+    #[test]
+    fn only_a_suspect_that_ran_alone_is_blamed_and_three_times_make_it_poison() {
+        let alone = Interruption { alone: true, ..HEARTBEAT };
+        assert_eq!(
+            interrupted(r#"{"id":"a","deaths":7,"interruptions":2}"#, HEARTBEAT).verdict,
+            Verdict::Suspected
+        );
+        assert_eq!(
+            interrupted(r#"{"id":"a","interruptions":2}"#, alone).verdict,
+            Verdict::Suspected,
+            "no suspect before"
+        );
+        assert_eq!(
+            interrupted(r#"{"id":"a","deaths":7,"interruptions":1}"#, alone).verdict,
+            Verdict::Suspected
+        );
+        let poison = interrupted(r#"{"id":"a","deaths":7,"interruptions":2}"#, alone);
+        assert_eq!(poison.verdict, Verdict::Dead(Reason::Poison));
+        let oom = Interruption { cause: "oom", ..alone };
+        assert_eq!(
+            interrupted(r#"{"id":"a","deaths":7,"interruptions":2}"#, oom).verdict,
+            Verdict::Dead(Reason::Oom)
+        );
+    }
+
+    #[test]
+    fn what_is_not_a_job_is_kept_raw_and_comes_back_as_its_bytes() {
+        for raw in [&b"not json"[..], b"", b"{\"id\":7}", b"\xff\xfe{", b"[]", b"{\"id\":\"\"}"] {
+            let (raw, why) = policy().decode(Bytes::copy_from_slice(raw)).unwrap_err();
+            let decision = policy().reject(&raw, &why, &queue(), 1_000);
+            assert_eq!(decision.verdict, Verdict::Dead(Reason::Malformed));
+            let Effect::Push { bytes, .. } = &decision.effects[0] else { panic!("{decision:?}") };
+            assert_eq!(policy().revive(bytes), (Some("jobqueue:low_priority".into()), raw));
+        }
+    }
+
+    #[test]
+    fn too_deep_and_too_large_are_refused_before_they_hurt() {
+        let deep = format!(r#"{{"id":"a","x":{}{}}}"#, "[".repeat(200), "]".repeat(200));
+        assert!(matches!(policy().decode(deep.into()), Err((_, NotAJob::Malformed(_)))));
+        let large = vec![b' '; (1 << 20) + 1];
+        let (raw, why) = policy().decode(large.into()).unwrap_err();
+        assert_eq!(why, NotAJob::Oversize { size: (1 << 20) + 1, max: 1 << 20 });
+        assert_eq!(policy().reject(&raw, &why, &queue(), 0).verdict, Verdict::Dead(Reason::Oversize));
+    }
+
+    #[test]
+    fn a_message_about_bad_bytes_quotes_none_of_them() {
+        let (_, why) = policy().decode(Bytes::from_static(br#"{"id":["secret"]}"#)).unwrap_err();
+        assert!(!why.to_string().contains("secret"), "{why}");
+    }
+
+    #[test]
+    fn a_revived_letter_starts_anew() {
+        let letter = r#"{"id":"a","retries":4,"interruptions":3,"deaths":8,"interrupted_by":"oom","x":1.0,"error":"e","reason":"oom","failed_at":"t","origin_queue":"q"}"#;
+        let (origin, raw) = policy().revive(&Bytes::from_static(letter.as_bytes()));
+        assert_eq!(origin.as_deref(), Some("q"));
+        assert_eq!(&raw[..], &br#"{"id":"a","retries":0,"interruptions":0,"x":1.0,"origin_queue":"q"}"#[..]);
+    }
+
+    #[test]
+    fn dead_letters_are_trimmed_only_when_asked() {
+        let asked = Files { dead_letter_max: Some(5), ..policy() };
+        let kill = Outcome::Kill(Failure::new(Reason::Killed, "no"));
+        let job = job(r#"{"id":"a"}"#);
+        assert_eq!(settle(&job, &kill).effects.len(), 1);
+        let decision = asked.settle(&job, &kill, &queue(), 0, "u");
+        assert_eq!(decision.effects[1], Effect::Trim { key: "jobqueue:dead_letter".into(), max: 5 });
+    }
+
+    #[test]
+    fn a_job_with_a_field_named_raw_is_revived_whole() {
+        let kill = Outcome::Kill(Failure::new(Reason::Killed, "no"));
+        let decision = settle(&job(r#"{"id":"a","raw":"mine"}"#), &kill);
+        let Effect::Push { bytes, .. } = &decision.effects[0] else { panic!("{decision:?}") };
+        let revived = object(&policy().revive(bytes).1);
+        assert_eq!((&revived["id"], &revived["raw"]), (&"a".into(), &"mine".into()));
+        assert!(!revived.contains_key("error"));
+    }
+
+    #[test]
+    fn a_letter_of_somebody_else_is_revived_as_it_is() {
+        let foreign = Bytes::from_static(b"\xfe not ours");
+        assert_eq!(policy().revive(&foreign), (None, foreign));
+    }
+
+    proptest! {
+        #[test]
+        fn attempts_never_exceed_the_limit(retries in 0u32..10, max in 0u32..10) {
+            let policy = Files { max_retries: max, ..policy() };
+            let job = job(&format!(r#"{{"id":"a","retries":{retries}}}"#));
+            let decision = policy.settle(&job, &failed(), &queue(), 0, "u");
+            prop_assert_eq!(decision.verdict == Verdict::Retried, retries < max);
+        }
+
+        #[test]
+        fn every_decision_but_done_and_discard_places_the_job_exactly_once(deaths in 0u32..10, alone: bool, outside: bool) {
+            let how = Interruption { cause: "heartbeat", outside, alone };
+            let raw = Bytes::from(format!(r#"{{"id":"a","deaths":{deaths}}}"#));
+            let decision = policy().interrupted(&raw, &queue(), how, 0);
+            let placed = decision.effects.iter().filter(|effect| !matches!(effect, Effect::Trim { .. })).count();
+            prop_assert_eq!(placed, 1);
+        }
+
+        #[test]
+        fn promotion_gives_back_exactly_what_was_delayed(raw in proptest::collection::vec(any::<u8>(), 0..64)) {
+            let effects = policy().promote(&tagged("lane-1-2", &raw), &queue());
+            let back = Effect::Push { key: queue().queue, side: Side::Left, bytes: raw.into() };
+            prop_assert_eq!(effects, vec![back]);
+        }
+    }
 }

@@ -2,7 +2,7 @@
 -- reserve what fits. Changes nothing unless the lane still holds its lease.
 -- KEYS[1] record  [2] paused  [3] quiet  [4] counters  [5] completed
 --         then five a queue: queue, suspects, held, parked, parked suspects; then destinations of effects
--- ARGV[1] token  [2] seq  [3] "1" while a suspect runs alone  [4] quiet word acknowledged  [5] room (free slots)
+-- ARGV[1] token  [2] seq  [3] digest of the suspect that runs alone, or ""  [4] quiet word acknowledged  [5] room (free slots)
 --     [6] byte budget of the reply  [7] consuming side: R or L  [8] completed_max  [9] busy ms to count
 --     [10] failed to count  [11] number of queues
 --     then a queue: limit (at most this many, 0 = leave alone), suspects limit, parked, parked suspects,
@@ -28,8 +28,9 @@ if seq == last then
   local jobs, queue = {}, 0
   for tail in string.gmatch(lease[4] or '', '[^,]+') do
     queue = queue + 1
-    jobs[queue] = redis.call('LRANGE', key_of(queue, HELD), tail, -1)
-    table.insert(jobs[queue], 1, '0')
+    local all = tail == 'whole'
+    jobs[queue] = tail == 'broken' and {} or redis.call('LRANGE', key_of(queue, HELD), all and 0 or tail, -1)
+    table.insert(jobs[queue], 1, all and '1' or '0')
   end
   return { 'OK', now[1], now[2], paused, quiet, 1, lease[3] or '', jobs, {} }
 end
@@ -38,36 +39,48 @@ end
 redis.call('HDEL', record, '')
 
 local errors, statuses, at = {}, {}, 12
-local limits, whole, tails, reserved = {}, {}, {}, {}
+-- broken: the queues whose held list is none. They are left alone, the others are served.
+local limits, whole, broken, tails, reserved = {}, {}, {}, {}, {}
+
+local function failed(key, answer)
+  if type(answer) ~= 'table' or not answer.err then return false end
+  errors[#errors + 1] = { 0, key, answer.err }
+  return true
+end
 
 local function release(parked, back)
   for _ = 1, 10 do
-    local job = redis.call('LINDEX', parked, 0)
-    if not job then return end
-    local answer = redis.pcall(side == 'R' and 'RPUSH' or 'LPUSH', back, job)
-    if type(answer) == 'table' and answer.err then errors[#errors + 1] = { 0, back, answer.err } return end
-    redis.call('LPOP', parked)
+    -- The newest first: the oldest is then the next to be taken again.
+    local job = redis.pcall('LINDEX', parked, -1)
+    if not job or failed(parked, job) then return end
+    if failed(back, redis.pcall(side == 'R' and 'RPUSH' or 'LPUSH', back, job)) then return end
+    redis.call('RPOP', parked)
   end
 end
 
 local looks, reserved_count = {}, 0
 for queue = 1, queues do
   limits[queue] = { tonumber(ARGV[at]), tonumber(ARGV[at + 1]) }
+  local held = key_of(queue, HELD)
+  local length = redis.pcall('LLEN', held)
+  broken[queue] = failed(held, length)
   for which = PARKED, PARKED_SUSPECTS do
     local word, parked = ARGV[at + which - 2], key_of(queue, which)
-    if word == '1' then
-      -- More than the one we know of: a connection that Redis had not missed yet left another. Say it all again.
-      local arrived = redis.call('LRANGE', parked, 0, 9)
-      for _, job in ipairs(arrived) do redis.call('RPUSH', key_of(queue, HELD), job) end
-      redis.call('LTRIM', parked, #arrived, -1)
-      reserved_count = reserved_count + #arrived
-    elseif word == 'r' then
+    if word == 'r' then
       release(parked, key_of(queue, which == PARKED and QUEUE or SUSPECTS))
-    elseif word == '0' then
+    elseif word == '1' and not broken[queue] then
+      -- More than the one we know of: a connection that Redis had not missed yet left another. Say it all again.
+      local arrived = redis.pcall('LRANGE', parked, 0, 9)
+      if not failed(parked, arrived) then
+        for _, job in ipairs(arrived) do redis.call('RPUSH', held, job) end
+        redis.call('LTRIM', parked, #arrived, -1)
+        length, reserved_count = length + #arrived, reserved_count + #arrived
+      end
+    elseif word == '0' and not broken[queue] then
       looks[#looks + 1] = { queue, parked }
     end
   end
-  whole[queue] = redis.call('LLEN', key_of(queue, HELD)) ~= tonumber(ARGV[at + 4])
+  whole[queue] = not broken[queue] and length ~= tonumber(ARGV[at + 4])
   at = at + 5
 end
 
@@ -84,7 +97,9 @@ for s = 1, count do
   local held, status = key_of(queue, HELD), '1'
   at = at + 6
   local found
-  if by == 'p' then
+  if broken[queue] then
+    found = false
+  elseif by == 'p' then
     local job = not whole[queue] and redis.call('LINDEX', held, a)
     found = job and #job == tonumber(b) and string.sub(job, 1, #c) == c
   else
@@ -92,7 +107,7 @@ for s = 1, count do
     found = redis.call('LPOS', held, a)
   end
   if not found then
-    status = '0'
+    status = broken[queue] and 'e' or '0'
   else
     local key, reason = first_unfit(at, effects)
     if not key then key, reason = place(at, effects) end
@@ -117,8 +132,8 @@ for queue = 1, queues do
   at = at + 1
   if done > 0 then
     local reason = keep ~= 0 and unfit(KEYS[5], 'list')
-    if reason then
-      errors[#errors + 1] = { 0, KEYS[5], reason }
+    if reason then errors[#errors + 1] = { 0, KEYS[5], reason } end
+    if reason or broken[queue] then
       for _ = 1, done do statuses[#statuses + 1] = 'e' end
     else
       -- As a rule the oldest finish first: then the done are the head of the list, and one trim removes them.
@@ -152,13 +167,14 @@ for queue = 1, queues do
 end
 
 for queue = 1, queues do
-  tails[queue] = whole[queue] and 0 or redis.call('LLEN', key_of(queue, HELD))
+  tails[queue] = whole[queue] and 'whole' or broken[queue] and 'broken' or redis.call('LLEN', key_of(queue, HELD))
   reserved[queue] = { whole[queue] and '1' or '0' }
 end
 
 local room, budget, got = tonumber(ARGV[5]), tonumber(ARGV[6]), 0
 for _, look in ipairs(looks) do
-  local jobs = redis.call('LRANGE', look[2], 0, 9)
+  local jobs = redis.pcall('LRANGE', look[2], 0, 9)
+  if failed(look[2], jobs) then jobs = {} end
   for _, job in ipairs(jobs) do
     redis.call('RPUSH', key_of(look[1], HELD), job)
     redis.call('LPOP', look[2])
@@ -168,14 +184,15 @@ for _, look in ipairs(looks) do
 end
 
 -- Moves up to `want` jobs; a first one alone shows how large they are, what goes over the budget goes back.
+-- 1,000 at a time: `unpack` fails at 8,000, and by then the jobs have left their queue.
 local function take(queue, from, want)
   local pop, push = side == 'R' and 'RPOP' or 'LPOP', side == 'R' and 'RPUSH' or 'LPUSH'
   local held, taken, bytes = key_of(queue, HELD), 0, 0
   while taken < want and (budget > 0 or got == 0) do
-    local ask = taken == 0 and 1 or math.max(1, math.min(want - taken, math.floor(budget * taken / bytes)))
+    local ask = taken == 0 and 1 or math.max(1, math.min(want - taken, 1000, math.floor(budget * taken / bytes)))
     local jobs = redis.pcall(pop, from, ask)
     if not jobs then return taken end
-    if jobs.err then errors[#errors + 1] = { 0, from, jobs.err } return taken end
+    if failed(from, jobs) then return taken end
     local fits = #jobs
     for i = 1, #jobs do
       if budget <= 0 and got > 0 then fits = i - 1 break end
@@ -192,7 +209,7 @@ end
 
 if paused == 0 and quiet == '' then
   for queue = 1, queues do
-    if not whole[queue] then
+    if not whole[queue] and not broken[queue] then
       local limit = limits[queue]
       local suspects = take(queue, key_of(queue, SUSPECTS), math.min(limit[2], limit[1], room))
       local fresh = take(queue, key_of(queue, QUEUE), math.min(limit[1] - suspects, room))
@@ -204,7 +221,7 @@ end
 local held_count = 0
 for queue = 1, queues do
   local held = key_of(queue, HELD)
-  held_count = held_count + redis.call('LLEN', held)
+  if not broken[queue] then held_count = held_count + redis.call('LLEN', held) end
   if whole[queue] then
     reserved[queue] = redis.call('LRANGE', held, 0, -1)
     table.insert(reserved[queue], 1, '1')

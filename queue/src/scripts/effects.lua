@@ -44,7 +44,8 @@ local function run(op, key, a, b)
   if op == 'T' then
     local length = redis.pcall('LLEN', key)
     if type(length) == 'number' and length > tonumber(a) then
-      redis.pcall('LTRIM', key, 0, tonumber(a) - 1)
+      -- Not to 0..-1 when none is to stay: that is all of them.
+      if a == '0' then redis.pcall('DEL', key) else redis.pcall('LTRIM', key, 0, tonumber(a) - 1) end
       redis.pcall('HINCRBY', KEYS[tonumber(b)], 'trimmed', length - tonumber(a))
     end
     return

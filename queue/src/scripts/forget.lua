@@ -5,6 +5,8 @@
 -- Returns 1 forgotten | 0 not yet
 if redis.call('HEXISTS', KEYS[1], 'token') == 1 then return 0 end
 local now = redis.call('TIME')
+-- The first write, never refused: see cycle.lua.
+redis.call('HDEL', KEYS[1], '')
 local ms = now[1] * 1000 + math.floor(now[2] / 1000)
 for i = 3, #KEYS do
   if redis.call('LLEN', KEYS[i]) > 0 then

@@ -66,8 +66,8 @@ pub struct Settlement {
 pub struct Cycle {
     /// One more than the last that was answered.
     pub seq: u64,
-    /// A suspect is about to run, or runs, alone in this process.
-    pub alone: bool,
+    /// The digest of the suspect that is about to run, or runs, alone in this process; else empty.
+    pub alone: String,
     /// The `quiet` word we have obeyed.
     pub quiet: String,
     /// Free slots.
@@ -80,6 +80,11 @@ pub struct Cycle {
     pub queues: Vec<QueueAsk>,
     /// Those with a position first.
     pub settlements: Vec<Settlement>,
+}
+
+/// What a record says of the job that runs alone: enough to know it again.
+pub fn digest(raw: &[u8]) -> String {
+    sha1_smol::Sha1::from(raw).digest().to_string()
 }
 
 /// What became of one settlement.
@@ -138,7 +143,7 @@ impl Session {
         completed_max: Option<u64>,
     ) -> Result<Option<Cycled>, StoreError> {
         let mut call = Call::new(lane.keys.clone());
-        call.arg(&lane.token).arg(cycle.seq).arg(if cycle.alone { "1" } else { "" }).arg(&cycle.quiet);
+        call.arg(&lane.token).arg(cycle.seq).arg(&cycle.alone).arg(&cycle.quiet);
         call.arg(cycle.room).arg(PAGE_BYTES).arg(side.letter());
         match completed_max {
             Some(max) => call.arg(max),
@@ -168,6 +173,9 @@ impl Session {
             }
         }
         let reply = list(self.eval(&CYCLE, &call).await?)?;
+        if !cycle.settlements.is_empty() || cycle.queues.iter().any(|queue| !queue.done.is_empty()) {
+            self.replicated().await?;
+        }
         self.understand_cycle(reply)
     }
 
@@ -176,7 +184,11 @@ impl Session {
         match text(reply.next().unwrap_or(Value::Nil)).as_str() {
             "OK" => {}
             "LOST" => return Ok(None),
-            "STALE" => return Err(StoreError::Later("STALE a newer call of this lane was answered".into())),
+            // Somebody spoke in this lane's name after us: its holder cannot be sure of anything any more.
+            "STALE" => {
+                tracing::error!("A newer call of this lane was answered");
+                return Ok(None);
+            }
             other => return Err(unexpected(other)),
         }
         let mut next = || reply.next().ok_or_else(|| unexpected("a short answer"));

@@ -5,10 +5,15 @@ use bytes::Bytes;
 use redis::{Cmd, Value};
 
 use super::{
-    Call, ENQUEUE, LIMIT, MOVE, PAGE, PAGE_BYTES, Refusal, SNAPSHOT, Session, Status, StoreError, TURN, bytes, list,
-    number, text, unexpected,
+    Call, ENQUEUE, LIMIT, MOVE, PAGE, PAGE_BYTES, PURGE, Refusal, SNAPSHOT, Session, Status, StoreError,
+    TURN, bytes, list, number, text, unexpected,
 };
 use crate::effects::{Effect, Side};
+use crate::keys::Keys;
+
+/// An enqueue call that was not answered may be repeated for this long, through any outage, without adding
+/// its jobs again. Answered calls leave no mark: see `enqueue.lua`.
+const REPEATABLE: Duration = Duration::from_secs(24 * 3600);
 
 /// A job to be enqueued.
 #[derive(Debug, Clone)]
@@ -119,8 +124,10 @@ impl Session {
         producing: Side,
         jobs: &[Enqueue],
     ) -> Result<Vec<bool>, StoreError> {
-        let mut call = Call::new(vec![self.keys.enqueued(call_id), seen_key.to_owned()]);
-        call.arg(60_000).arg(producing.letter()).arg(jobs.len());
+        let mark = self.keys.enqueued(call_id);
+        let answered = self.answered.clone().unwrap_or_else(|| mark.clone());
+        let mut call = Call::new(vec![mark.clone(), seen_key.to_owned(), answered]);
+        call.arg(REPEATABLE.as_millis().to_string()).arg(producing.letter()).arg(jobs.len());
         for job in jobs {
             let queue = call.key(&job.queue);
             let (field, state) = job.seen.as_ref().map_or(("", ""), |(field, state)| (field, state));
@@ -131,6 +138,8 @@ impl Session {
         if let Some(unfit) = reply.next() {
             return Err(refusal(unfit));
         }
+        self.replicated().await?;
+        self.answered = Some(mark);
         Ok(statuses.iter().map(|status| *status == b'1').collect())
     }
 
@@ -138,7 +147,17 @@ impl Session {
     pub async fn limit(&mut self, key: &str, limit: u64, wanted: u64) -> Result<Granted, StoreError> {
         let mut call = Call::new(vec![key.to_owned()]);
         call.arg(limit).arg(wanted);
-        match list(self.eval(&LIMIT, &call).await?)?.as_slice() {
+        let reply = match self.eval(&LIMIT, &call).await {
+            // Whatever else it holds, it is not a counter.
+            Err(StoreError::Unexpected(reason)) => {
+                return Err(StoreError::Unfit {
+                    key: key.to_owned(),
+                    reason: format!("must be a counter: {reason}"),
+                });
+            }
+            reply => reply?,
+        };
+        match list(reply)?.as_slice() {
             [granted, left] => Ok(Granted {
                 granted: number(granted).unwrap_or(0),
                 resets_in: Duration::from_millis(number(left).unwrap_or(1000)),
@@ -149,13 +168,24 @@ impl Session {
 
     /// Reads a page, bounded by count and bytes.
     pub async fn page(&mut self, key: &str, kind: PageKind, count: usize) -> Result<Page, StoreError> {
+        self.page_after(key, kind, 0, count).await
+    }
+
+    /// Reads the page after the first `skip` entries.
+    pub async fn page_after(
+        &mut self,
+        key: &str,
+        kind: PageKind,
+        skip: u64,
+        count: usize,
+    ) -> Result<Page, StoreError> {
         let mut call = Call::new(vec![key.to_owned()]);
         let word = match kind {
             PageKind::Head => "head",
             PageKind::Tail => "tail",
             PageKind::Due => "due",
         };
-        call.arg(word).arg(count).arg(PAGE_BYTES);
+        call.arg(word).arg(count).arg(PAGE_BYTES).arg(skip);
         let mut reply = list(self.eval(&PAGE, &call).await?)?.into_iter();
         let (Some(seconds), Some(micros), Some(length)) = (reply.next(), reply.next(), reply.next()) else {
             return Err(unexpected("page"));
@@ -165,7 +195,11 @@ impl Session {
     }
 
     /// Moves due members of a sorted set: each only if it is still there.
-    pub async fn promote(&mut self, set: &str, moves: &[(Bytes, Vec<Effect>)]) -> Result<Vec<Status>, StoreError> {
+    pub async fn promote(
+        &mut self,
+        set: &str,
+        moves: &[(Bytes, Vec<Effect>)],
+    ) -> Result<Vec<Status>, StoreError> {
         let mut call = Call::new(vec![self.keys.counters(), set.to_owned()]);
         call.arg("").arg(moves.len());
         self.moved(call, "z", moves).await.map(Option::unwrap_or_default)
@@ -206,7 +240,11 @@ impl Session {
             let mut parts = list(error)?.into_iter().skip(1);
             let mut part = || text(parts.next().unwrap_or(Value::Nil));
             let refusal = Refusal { key: part(), reason: part() };
-            tracing::error!(key = refusal.key, reason = refusal.reason, "Could not move a job, it stays where it was");
+            tracing::error!(
+                key = refusal.key,
+                reason = refusal.reason,
+                "Could not move a job, it stays where it was"
+            );
         }
         let status = |letter: &u8| match letter {
             b'1' => Status::Settled,
@@ -223,7 +261,7 @@ impl Session {
         for (entry, turn) in entries {
             call.arg(&entry[..]);
             match turn {
-                Turn::Keep => call.arg(1).arg("L").arg(&entry[..]),
+                Turn::Keep => call.arg(1).arg("").arg(""),
                 Turn::Drop => call.arg(0).arg("").arg(""),
                 Turn::Push { key, side, bytes } => {
                     let key = call.key(key);
@@ -237,6 +275,12 @@ impl Session {
             Some(unfit) if turned == 0 => Err(refusal(unfit)),
             _ => Ok(usize::try_from(turned).unwrap_or(0)),
         }
+    }
+
+    /// Deletes a list; answers how many entries it had.
+    pub async fn purge(&mut self, key: &str) -> Result<u64, StoreError> {
+        let call = Call::new(vec![key.to_owned()]);
+        number(&self.eval(&PURGE, &call).await?).ok_or_else(|| unexpected("purge"))
     }
 
     /// One look at the queues.
@@ -255,7 +299,8 @@ impl Session {
         let mut call = Call::new(keys);
         call.arg(side.letter()).arg(4096);
         let reply = list(self.eval(&SNAPSHOT, &call).await?)?;
-        let [seconds, micros, counters, dead, completed, lanes, reaping, paused, queues] = reply.as_slice() else {
+        let [seconds, micros, counters, dead, completed, lanes, reaping, paused, queues] = reply.as_slice()
+        else {
             return Err(unexpected("snapshot"));
         };
         let mut counted = Vec::new();
@@ -267,7 +312,13 @@ impl Session {
             let mut parts = list(value)?.into_iter();
             let mut count = || parts.next().as_ref().and_then(number).unwrap_or(0);
             let (waiting, suspects, delayed, due) = (count(), count(), count(), count());
-            Ok(QueueSnapshot { waiting, suspects, delayed, due, oldest: parts.next().map(bytes).unwrap_or_default() })
+            Ok(QueueSnapshot {
+                waiting,
+                suspects,
+                delayed,
+                due,
+                oldest: parts.next().map(bytes).unwrap_or_default(),
+            })
         };
         let count = |value: &Value| number(value).unwrap_or(0);
         let snapshot = Snapshot {
@@ -286,13 +337,16 @@ impl Session {
 
     /// The lengths of some lists, in one round trip.
     pub async fn lengths(&mut self, lists: &[String]) -> Result<Vec<u64>, StoreError> {
-        let mut lengths = Vec::with_capacity(lists.len());
-        for list in lists {
+        let length = |list: &String| {
             let mut get = Cmd::new();
             get.arg("LLEN").arg(list);
-            lengths.push(number(&self.query(&get).await?).unwrap_or(0));
+            get
+        };
+        match self.query_all(lists.iter().map(length).collect()).await {
+            Ok(lengths) => Ok(lengths.iter().map(|length| number(length).unwrap_or(0)).collect()),
+            Err(StoreError::Unexpected(reason)) => Err(self.unfit(lists, reason).await),
+            Err(error) => Err(error),
         }
-        Ok(lengths)
     }
 
     /// Sets a key that lapses by itself; `false` when another holder has it.
@@ -321,6 +375,28 @@ impl Session {
         Ok(number(&self.query(&get).await?) == Some(1))
     }
 
+    /// Reads a string.
+    pub async fn get(&mut self, key: &str) -> Result<Option<String>, StoreError> {
+        let mut get = Cmd::new();
+        get.arg("GET").arg(key);
+        let value = self.query(&get).await?;
+        Ok((value != Value::Nil).then(|| text(value)))
+    }
+
+    /// Whether a shard holds no job that somebody would still have to run.
+    pub async fn is_empty(&mut self, shard: &Keys) -> Result<bool, StoreError> {
+        let mut keys = vec![shard.lanes(), shard.reaping()];
+        keys.extend(
+            shard.queues.iter().flat_map(|queue| [&queue.queue, &queue.suspects, &queue.delayed]).cloned(),
+        );
+        for key in keys {
+            if self.exists(&key).await? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     /// Deletes a key in the background of Redis.
     pub async fn unlink(&mut self, key: &str) -> Result<u64, StoreError> {
         let mut unlink = Cmd::new();
@@ -329,7 +405,12 @@ impl Session {
     }
 
     /// One page of a keyspace scan: the next cursor and the keys.
-    pub async fn scan(&mut self, cursor: &str, glob: &str, count: usize) -> Result<(String, Vec<String>), StoreError> {
+    pub async fn scan(
+        &mut self,
+        cursor: &str,
+        glob: &str,
+        count: usize,
+    ) -> Result<(String, Vec<String>), StoreError> {
         let mut scan = Cmd::new();
         scan.arg("SCAN").arg(cursor).arg("MATCH").arg(glob).arg("COUNT").arg(count).arg("TYPE").arg("list");
         let mut reply = list(self.query(&scan).await?)?.into_iter();
@@ -361,8 +442,13 @@ impl Session {
         self.query(&unblock).await.map(drop)
     }
 
-    /// Reads, adds to and removes from a hash: what producers have seen.
-    pub async fn hash_scan(&mut self, key: &str, cursor: &str, count: usize) -> Result<(String, Vec<String>), StoreError> {
+    /// One page of a hash: the next cursor ("0" after the last) and the fields.
+    pub async fn hash_scan(
+        &mut self,
+        key: &str,
+        cursor: &str,
+        count: usize,
+    ) -> Result<(String, Vec<String>), StoreError> {
         let mut scan = Cmd::new();
         scan.arg("HSCAN").arg(key).arg(cursor).arg("COUNT").arg(count);
         let mut reply = list(self.query(&scan).await?)?.into_iter();
@@ -378,11 +464,25 @@ impl Session {
         self.query(&remove).await.map(drop)
     }
 
+    /// How many fields a hash has.
+    pub async fn hash_len(&mut self, key: &str) -> Result<u64, StoreError> {
+        let mut get = Cmd::new();
+        get.arg("HLEN").arg(key);
+        Ok(number(&self.query(&get).await?).unwrap_or(0))
+    }
+
     /// The values of some fields of a hash.
-    pub async fn hash_get(&mut self, key: &str, fields: &[String]) -> Result<Vec<Option<String>>, StoreError> {
+    pub async fn hash_get(
+        &mut self,
+        key: &str,
+        fields: &[String],
+    ) -> Result<Vec<Option<String>>, StoreError> {
         let mut get = Cmd::new();
         get.arg("HMGET").arg(key).arg(fields);
-        let values = list(self.query(&get).await?)?;
+        let values = match self.query(&get).await {
+            Err(StoreError::Unexpected(reason)) => return Err(self.unfit(&[key.to_owned()], reason).await),
+            values => list(values?)?,
+        };
         Ok(values.into_iter().map(|value| (value != Value::Nil).then(|| text(value))).collect())
     }
 

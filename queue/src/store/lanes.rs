@@ -3,7 +3,9 @@ use redis::{Cmd, Value};
 use serde::{Deserialize, Serialize};
 
 use super::cycle::LaneHandle;
-use super::{CLOSE, Call, EXTEND, FENCE, FORGET, ORPHAN, REGISTER, Session, StoreError, list, number, text, unexpected};
+use super::{
+    CLOSE, Call, EXTEND, FENCE, FORGET, ORPHAN, REGISTER, Session, StoreError, list, number, text, unexpected,
+};
 
 /// Who opens a lane.
 #[derive(Debug, Clone, Default)]
@@ -38,8 +40,8 @@ pub struct RecordedLists {
 pub struct LaneRecord {
     /// It has its lease.
     pub leased: bool,
-    /// A suspect ran alone in its process.
-    pub alone: bool,
+    /// The digest of the suspect that ran alone in its process, or empty.
+    pub alone: String,
     /// Why it was fenced.
     pub fenced: String,
     /// See [`Registration`].
@@ -187,7 +189,12 @@ impl Session {
     }
 
     /// Forgets a fenced lane once its lists have been empty for `empty_ms`.
-    pub async fn forget(&mut self, lane: &str, record: &LaneRecord, empty_ms: u64) -> Result<bool, StoreError> {
+    pub async fn forget(
+        &mut self,
+        lane: &str,
+        record: &LaneRecord,
+        empty_ms: u64,
+    ) -> Result<bool, StoreError> {
         let mut keys = vec![self.keys.record(lane), self.keys.reaping()];
         keys.extend(record.lists.iter().flat_map(|queue| queue.lists.clone()));
         let mut call = Call::new(keys);
@@ -221,36 +228,58 @@ impl Session {
     pub async fn lane(&mut self, lane: &str) -> Result<Option<LaneRecord>, StoreError> {
         let mut get = Cmd::new();
         get.arg("HGETALL").arg(self.keys.record(lane));
-        let fields = list(self.query(&get).await?)?;
-        if fields.is_empty() {
-            return Ok(None);
+        record(self.query(&get).await?)
+    }
+
+    /// The records of a page of lanes, each with whether its heartbeat stands, in one round trip.
+    pub async fn look_at(&mut self, lanes: &[String]) -> Result<Vec<(Option<LaneRecord>, bool)>, StoreError> {
+        let mut gets = Vec::with_capacity(2 * lanes.len());
+        for lane in lanes {
+            let (mut read, mut left) = (Cmd::new(), Cmd::new());
+            read.arg("HGETALL").arg(self.keys.record(lane));
+            left.arg("PTTL").arg(self.keys.heartbeat(lane));
+            gets.extend([read, left]);
         }
-        let mut record = LaneRecord::default();
-        let mut fields = fields.into_iter();
-        while let (Some(name), Some(value)) = (fields.next(), fields.next()) {
-            let value = text(value);
-            match text(name).as_str() {
-                "token" => record.leased = true,
-                "alone" => record.alone = value == "1",
-                "fenced" => record.fenced = value,
-                "pod" => record.pod_uid = value,
-                "jobqueue" => record.jobqueue_uid = value,
-                "start" => record.started_ms = value.parse().unwrap_or(0),
-                "process" => record.process = value,
-                "quiet" => record.quiet = value,
-                "held" => record.held = value.parse().unwrap_or(0),
-                "breakers" => record.breakers = value,
-                "lists" => record.lists = serde_json::from_str(&value).unwrap_or_default(),
-                _ => {}
-            }
+        let mut answers = self.query_all(gets).await?.into_iter();
+        let mut seen = Vec::with_capacity(lanes.len());
+        while let (Some(fields), Some(left)) = (answers.next(), answers.next()) {
+            seen.push((record(fields)?, stands(&left)));
         }
-        Ok(Some(record))
+        Ok(seen)
+    }
+
+    /// One page of the registry, or of the fenced lanes: the next cursor ("0" after the last) and the lanes.
+    /// Unlike a range it misses none that is there all the time, whatever renews its lease meanwhile; it may
+    /// show one twice.
+    pub async fn scan_lanes(
+        &mut self,
+        fenced: bool,
+        cursor: &str,
+        count: usize,
+    ) -> Result<(String, Vec<String>), StoreError> {
+        let key = if fenced { self.keys.reaping() } else { self.keys.lanes() };
+        let mut scan = Cmd::new();
+        scan.arg("ZSCAN").arg(&key).arg(cursor).arg("COUNT").arg(count);
+        let reply = match self.query(&scan).await {
+            Err(StoreError::Unexpected(reason)) => return Err(self.unfit(&[key], reason).await),
+            reply => list(reply?)?,
+        };
+        let mut reply = reply.into_iter();
+        let cursor = text(reply.next().unwrap_or(Value::Nil));
+        let members = reply.next().map(list).transpose()?.unwrap_or_default();
+        Ok((cursor, members.into_iter().step_by(2).map(text).collect()))
     }
 
     /// Up to a page of lanes whose lease has expired by Redis' clock.
     pub async fn expired(&mut self, now_ms: u64, count: usize) -> Result<Vec<String>, StoreError> {
         let mut get = Cmd::new();
-        get.arg("ZRANGEBYSCORE").arg(self.keys.lanes()).arg("-inf").arg(now_ms).arg("LIMIT").arg(0).arg(count);
+        get.arg("ZRANGEBYSCORE")
+            .arg(self.keys.lanes())
+            .arg("-inf")
+            .arg(now_ms)
+            .arg("LIMIT")
+            .arg(0)
+            .arg(count);
         Ok(list(self.query(&get).await?)?.into_iter().map(text).collect())
     }
 
@@ -272,6 +301,37 @@ impl Session {
     pub async fn heartbeat(&mut self, lane: &str) -> Result<bool, StoreError> {
         let mut get = Cmd::new();
         get.arg("PTTL").arg(self.keys.heartbeat(lane));
-        Ok(matches!(self.query(&get).await?, Value::Int(left) if left > 0))
+        Ok(stands(&self.query(&get).await?))
     }
+}
+
+fn stands(left: &Value) -> bool {
+    matches!(left, Value::Int(left) if *left > 0)
+}
+
+fn record(fields: Value) -> Result<Option<LaneRecord>, StoreError> {
+    let fields = list(fields)?;
+    if fields.is_empty() {
+        return Ok(None);
+    }
+    let mut record = LaneRecord::default();
+    let mut fields = fields.into_iter();
+    while let (Some(name), Some(value)) = (fields.next(), fields.next()) {
+        let value = text(value);
+        match text(name).as_str() {
+            "token" => record.leased = true,
+            "alone" => record.alone = value,
+            "fenced" => record.fenced = value,
+            "pod" => record.pod_uid = value,
+            "jobqueue" => record.jobqueue_uid = value,
+            "start" => record.started_ms = value.parse().unwrap_or(0),
+            "process" => record.process = value,
+            "quiet" => record.quiet = value,
+            "held" => record.held = value.parse().unwrap_or(0),
+            "breakers" => record.breakers = value,
+            "lists" => record.lists = serde_json::from_str(&value).unwrap_or_default(),
+            _ => {}
+        }
+    }
+    Ok(Some(record))
 }

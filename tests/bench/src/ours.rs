@@ -78,19 +78,24 @@ impl Ours {
                 kept = self.check_completed(redis, total).await?;
             }
         }
-        let keeps = self.tuned.map_or(10_000, |(_, completed_max)| u64::try_from(completed_max).unwrap_or(total));
+        let keeps =
+            self.tuned.map_or(10_000, |(_, completed_max)| u64::try_from(completed_max).unwrap_or(total));
         ensure!(kept == keeps.min(total), "{kept} jobs are kept as completed, should be {keeps}");
         Ok(())
     }
 
     async fn check_completed(&self, redis: &mut MultiplexedConnection, total: u64) -> anyhow::Result<u64> {
-        let entries: Vec<Vec<u8>> = redis::cmd("LRANGE").arg(COMPLETED).arg(0).arg(-1).query_async(redis).await?;
+        let entries: Vec<Vec<u8>> =
+            redis::cmd("LRANGE").arg(COMPLETED).arg(0).arg(-1).query_async(redis).await?;
         let mut numbers = HashSet::new();
         for entry in &entries {
             let job = jobqueue::job::Job::decode(entry.clone().into(), usize::MAX);
             let job = job.map_err(|(_, why)| why).context("an entry of the completed list")?;
             let number = jobs::number(&job.fields.id).filter(|number| *number < total);
-            ensure!(number.is_some_and(|number| jobs::job(number, SIZE).as_bytes() == entry), "a job has changed");
+            ensure!(
+                number.is_some_and(|number| jobs::job(number, SIZE).as_bytes() == entry),
+                "a job has changed"
+            );
             ensure!(numbers.insert(number), "job {number:?} was completed twice");
         }
         Ok(u64::try_from(entries.len())?)

@@ -12,9 +12,9 @@ use e2e::RedisServer;
 use e2e::child::ChildProcess;
 use redis::aio::MultiplexedConnection;
 
+use crate::Peers;
 use crate::progress;
 use crate::report::Unavailable;
-use crate::Peers;
 
 const ASYNQ: &str = include_str!("../peers/asynq/main.go");
 const ASYNQ_MODULE: &str = include_str!("../peers/asynq/go.mod");
@@ -149,7 +149,10 @@ impl Peer {
         let output = self.command(&["pickup", &server.addr().to_string(), &rate, &count]).output()?;
         let stdout = String::from_utf8_lossy(&output.stdout);
         ensure!(output.status.success(), "pickup: {}", String::from_utf8_lossy(&output.stderr));
-        stdout.lines().map(|line| line.parse().with_context(|| format!("not microseconds: {line:?}"))).collect()
+        stdout
+            .lines()
+            .map(|line| line.parse().with_context(|| format!("not microseconds: {line:?}")))
+            .collect()
     }
 
     /// How many of `total` jobs are acknowledged.
@@ -168,7 +171,8 @@ impl Peer {
             }
             Kind::BullMq => {
                 // Finished jobs are removed: what neither waits nor is active is acknowledged.
-                let left: (u64, u64) = lengths(["bull:bench:wait", "bull:bench:active"]).query_async(redis).await?;
+                let left: (u64, u64) =
+                    lengths(["bull:bench:wait", "bull:bench:active"]).query_async(redis).await?;
                 Ok(total.saturating_sub(left.0 + left.1))
             }
             Kind::Sidekiq => {
@@ -184,9 +188,15 @@ impl Peer {
         let acked = self.acked(redis, total).await?;
         ensure!(acked == total, "{acked} acknowledgements of {total} jobs");
         let (left, counted): (&[&str], Option<&str>) = match self.kind {
-            Kind::Asynq => {
-                (&["asynq:{default}:pending", "asynq:{default}:active", "asynq:{default}:retry", "asynq:{default}:archived"], None)
-            }
+            Kind::Asynq => (
+                &[
+                    "asynq:{default}:pending",
+                    "asynq:{default}:active",
+                    "asynq:{default}:retry",
+                    "asynq:{default}:archived",
+                ],
+                None,
+            ),
             Kind::BullMq => (&["bull:bench:delayed", "bull:bench:failed", "bull:bench:stalled"], None),
             Kind::Sidekiq => (&["retry", "dead"], Some("stat:processed")),
         };

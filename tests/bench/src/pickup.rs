@@ -74,7 +74,10 @@ fn row(system: &str, setting: String, waits: &[u64]) -> anyhow::Result<Pickup> {
         p99_ms: at(0.99),
         max_ms: ms(histogram.max()),
     };
-    progress(&format!("pickup: {system} ({}): p50 {:.2} ms, p99 {:.2} ms", row.setting, row.p50_ms, row.p99_ms));
+    progress(&format!(
+        "pickup: {system} ({}): p50 {:.2} ms, p99 {:.2} ms",
+        row.setting, row.p50_ms, row.p99_ms
+    ));
     Ok(row)
 }
 
@@ -105,7 +108,11 @@ impl Times {
 
     fn waits(&self) -> Vec<u64> {
         let micros = |slot: &AtomicU64| slot.load(Ordering::SeqCst);
-        self.pushed.iter().zip(&self.started).map(|(pushed, started)| micros(started) - micros(pushed)).collect()
+        self.pushed
+            .iter()
+            .zip(&self.started)
+            .map(|(pushed, started)| micros(started) - micros(pushed))
+            .collect()
     }
 }
 

@@ -141,7 +141,8 @@ impl Report {
         let words = String::from_utf8_lossy(&redis.stdout).into_owned();
         let version = words.split_whitespace().find_map(|word| word.strip_prefix("v="));
         let redis = version.unwrap_or("?").to_owned();
-        let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_owned();
+        let kernel =
+            std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_owned();
         Ok(Self {
             version: jobqueue::VERSION,
             machine: Machine { cpus: std::thread::available_parallelism()?.get(), redis, kernel },
@@ -209,9 +210,11 @@ impl Report {
         if self.throughput.is_empty() {
             return;
         }
-        let mut rows = vec![["acknowledged", "jobs/s", "slowest", "fastest", "window", "trips/job", "commands/job"]
-            .map(str::to_owned)
-            .to_vec()];
+        let mut rows = vec![
+            ["acknowledged", "jobs/s", "slowest", "fastest", "window", "trips/job", "commands/job"]
+                .map(str::to_owned)
+                .to_vec(),
+        ];
         for row in &self.throughput {
             let trips = row.busy.as_ref().map(|busy| format!("{:.4}", busy.round_trips_per_job));
             let commands = row.busy.as_ref().map(|busy| format!("{:.2}", busy.commands_per_job));
@@ -260,14 +263,16 @@ fn best_of_peers(rows: &[Throughput]) -> Vec<(String, f64)> {
 
 fn grid(text: &mut String, rows: &[Vec<String>]) {
     let columns = rows.iter().map(Vec::len).max().unwrap_or_default();
-    let width = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(String::len).max().unwrap_or(0);
+    let width =
+        |column: usize| rows.iter().filter_map(|row| row.get(column)).map(String::len).max().unwrap_or(0);
     let widths: Vec<usize> = (0..columns).map(width).collect();
     text.push('\n');
     for row in rows {
         let mut line = String::new();
         for (column, cell) in row.iter().enumerate() {
             let width = widths[column];
-            let _ = if column == 0 { write!(line, "{cell:<width$}") } else { write!(line, "  {cell:>width$}") };
+            let _ =
+                if column == 0 { write!(line, "{cell:<width$}") } else { write!(line, "  {cell:>width$}") };
         }
         text.push_str(line.trim_end());
         text.push('\n');

@@ -3,7 +3,7 @@
 //! until the next cycle adopts or releases it.
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use jobqueue::effects::Side;
@@ -35,7 +35,7 @@ pub struct Park {
     /// Where it stands.
     pub state: State,
     /// Its connection broke while it waited: Redis may not have noticed, and may still move a job for it.
-    pub cut_off: bool,
+    pub cut_off: Option<Instant>,
     go: mpsc::UnboundedSender<Duration>,
     client: Arc<AtomicI64>,
     task: tokio::task::JoinHandle<()>,
@@ -80,7 +80,7 @@ impl Park {
                 }
             }
         });
-        Self { queue, suspects, state: State::Idle, cut_off: false, go, client, task }
+        Self { queue, suspects, state: State::Idle, cut_off: None, go, client, task }
     }
 
     /// Park once.
@@ -96,15 +96,19 @@ impl Park {
         (self.state == State::Waiting && client != 0).then_some(client)
     }
 
+    /// Redis may not have missed an earlier connection yet; keepalive ends it long before this.
+    pub fn may_still_deliver(&self) -> bool {
+        self.cut_off.is_some_and(|at| at.elapsed() < Duration::from_secs(60))
+    }
+
     /// What the next cycle does with its list.
     pub fn word(&self, room: bool) -> Parked {
         match self.state {
             State::Waiting => Parked::Leave,
             State::Adopting => Parked::Adopt,
-            State::Releasing => Parked::Release,
             // A connection that Redis has not missed yet may have left something here.
             State::Idle if room => Parked::Look,
-            State::Idle => Parked::Release,
+            State::Idle | State::Releasing => Parked::Release,
         }
     }
 

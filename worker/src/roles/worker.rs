@@ -10,6 +10,7 @@ use jobqueue::config::{Config, HandlerKind};
 use jobqueue::effects::Verdict;
 use jobqueue::engine::{Engine, breaker_settings, reaper_settings};
 use jobqueue::keys::Keys;
+use jobqueue::layout::{self, LayoutError};
 use jobqueue::promoter;
 use jobqueue::reaper::Reaper;
 use jobqueue::store::{Fenced, Registration, Session, StoreError};
@@ -54,21 +55,35 @@ pub async fn run_with(
     around: Surroundings,
     shutdown_request: Shutdown,
 ) -> anyhow::Result<bool> {
-    let engine = Engine::new(config);
-    let lanes = lane_count(config);
-    let shared = Arc::new(share(handler, config, &engine, around, lanes)?);
+    let mut engine = Engine::new(config);
     check_redis(&engine).await?;
+    serve_leftovers(&mut engine, &shutdown_request).await?;
+    let lanes = lane_count(config).max(engine.shards.len());
+    let shared = Arc::new(share(handler, config, &engine, around, lanes)?);
     let (all_closed, closed) = shutdown();
     let mut background = JoinSet::new();
     let mut open = JoinSet::new();
     for (shard, keys) in engine.shards.iter().enumerate() {
         fence_predecessors(&engine, keys, &shared.registration).await?;
-        let beats: Vec<Arc<Beat>> =
-            (0..lanes).filter(|lane| lane % engine.shards.len() == shard).map(|_| Arc::new(Beat::new())).collect();
-        background.spawn(heartbeat::run(Arc::clone(&shared), beats.clone(), engine.session(keys), closed.clone()));
+        let beats: Vec<Arc<Beat>> = (0..lanes)
+            .filter(|lane| lane % engine.shards.len() == shard)
+            .map(|_| Arc::new(Beat::new()))
+            .collect();
+        background.spawn(heartbeat::run(
+            Arc::clone(&shared),
+            beats.clone(),
+            engine.session(keys),
+            closed.clone(),
+        ));
         background.spawn(promote(engine.clone(), keys.clone(), shutdown_request.clone()));
         if config.worker.reaper.enabled {
-            background.spawn(reap(engine.clone(), keys.clone(), config.clone(), Arc::clone(&shared), closed.clone()));
+            background.spawn(reap(
+                engine.clone(),
+                keys.clone(),
+                config.clone(),
+                Arc::clone(&shared),
+                closed.clone(),
+            ));
         }
         for (at, beat) in beats.into_iter().enumerate() {
             let index = shard + at * engine.shards.len();
@@ -130,7 +145,11 @@ fn share(
         protocol: Arc::clone(&engine.protocol),
         handler,
         slots: Slots::new(worker.count),
-        breakers: engine.queues.iter().map(|_| Mutex::new(Breaker::new(breaker_settings(config), now))).collect(),
+        breakers: engine
+            .queues
+            .iter()
+            .map(|_| Mutex::new(Breaker::new(breaker_settings(config), now)))
+            .collect(),
         queue_metrics: engine.queues.iter().map(|name| Arc::clone(around.metrics.queue(name))).collect(),
         metrics: around.metrics,
         tracer: around.tracer,
@@ -187,6 +206,31 @@ async fn check_redis(engine: &Engine) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Shards that a wider layout has left behind are served like ours until they are empty; nothing pushes to them.
+async fn serve_leftovers(engine: &mut Engine, shutdown: &Shutdown) -> anyhow::Result<()> {
+    loop {
+        match layout::settle(engine).await {
+            Ok(leftovers) => {
+                if !leftovers.is_empty() {
+                    tracing::info!(
+                        count = leftovers.len(),
+                        "Serving the shards of an earlier layout until they are empty"
+                    );
+                }
+                engine.shards.extend(leftovers);
+                return Ok(());
+            }
+            Err(LayoutError::Store(error)) if error.is_transient() => {
+                tracing::warn!(error = %error, "Could not reach Redis, trying again");
+                if shutdown.within(engine.longest_backoff()).await {
+                    return Ok(());
+                }
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
 /// A container restarted in place has the same pod: whatever its predecessor held is certainly free. Without a
 /// pod's uid nothing is certain, and nothing is fenced.
 async fn fence_predecessors(engine: &Engine, keys: &Keys, me: &Registration) -> anyhow::Result<()> {
@@ -213,7 +257,11 @@ async fn fence_predecessors(engine: &Engine, keys: &Keys, me: &Registration) -> 
     });
     let fenced = fenced.await?;
     if fenced > 0 {
-        tracing::warn!(count = fenced, reason = "restarted", "Fenced the lanes of this pod's earlier process");
+        tracing::warn!(
+            count = fenced,
+            reason = "restarted",
+            "Fenced the lanes of this pod's earlier process"
+        );
     }
     Ok(())
 }
@@ -274,7 +322,8 @@ async fn promote(engine: Engine, keys: Keys, shutdown: Shutdown) {
 }
 
 async fn reap(engine: Engine, keys: Keys, config: Config, shared: Arc<Shared>, stopped: Shutdown) {
-    let mut reaper = Reaper::new(engine.session(&keys), Arc::clone(&engine.protocol), reaper_settings(&config));
+    let mut reaper =
+        Reaper::new(engine.session(&keys), Arc::clone(&engine.protocol), reaper_settings(&config));
     // ± 25 %, so that fleets do not synchronise.
     let interval = || config.worker.reaper.interval.get().mul_f64(fastrand::f64().mul_add(0.5, 0.75));
     while !stopped.within(interval()).await {
@@ -286,11 +335,11 @@ async fn reap(engine: Engine, keys: Keys, config: Config, shared: Arc<Shared>, s
         };
         match outcome.await {
             Ok(None) => {}
-            Ok(Some(reaped)) => {
-                if !reaped.moved.is_empty() {
-                    tracing::warn!(count = reaped.moved.len(), "Reaped jobs");
+            Ok(Some(pass)) => {
+                if !pass.moved.is_empty() {
+                    tracing::warn!(count = pass.moved.len(), "Reaped jobs");
                 }
-                for (queue, verdict) in reaped.moved {
+                for (queue, verdict) in pass.moved {
                     let metrics = shared.metrics.queue(&queue);
                     metrics.jobs_reaped(1);
                     match verdict {
@@ -314,10 +363,14 @@ async fn export_gauges(engine: Engine, config: Config, shared: Arc<Shared>, stop
     let side = engine.protocol.consuming_side();
     let me = shared.registration.process.clone();
     loop {
-        shared.metrics.worker_active(shared.slots.total() as usize - shared.slots.free().min(shared.slots.total() as usize));
+        shared.metrics.worker_active(
+            shared.slots.total() as usize - shared.slots.free().min(shared.slots.total() as usize),
+        );
         let sampled = async {
             let gauges = sessions[0].keys.gauges();
-            if !sessions[0].claim(&gauges, &me, GAUGES_TTL).await? || sessions[0].exists(&engine.shards[0].central()).await? {
+            if !sessions[0].claim(&gauges, &me, GAUGES_TTL).await?
+                || sessions[0].exists(&engine.shards[0].central()).await?
+            {
                 return Ok(None);
             }
             let mut sample = QueueSample::default();

@@ -1,0 +1,146 @@
+//! How many shards there are, written down: when their number changes, jobs in the old ones must not be forgotten.
+//!
+//! `<prefix>:layout` holds `v1 <shards> <tagged>` of the widest layout that may still hold jobs. Whoever starts with a
+//! narrower one serves the others as well, without pushing to them, and writes the new one once they are empty.
+use crate::engine::Engine;
+use crate::keys::{Keys, Naming};
+use crate::store::StoreError;
+
+/// The version of the key layout. One minor version back is understood; there is none yet.
+pub const VERSION: &str = "v1";
+
+/// A layout that was written down.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Layout {
+    /// How many shards.
+    pub shards: u16,
+    /// Their keys carry hash tags.
+    pub tagged: bool,
+}
+
+/// What a start finds.
+#[derive(Debug, thiserror::Error)]
+pub enum LayoutError {
+    /// A newer version wrote here.
+    #[error("{key} = {value}: written by a newer version of jobqueue; upgrade this one")]
+    Newer {
+        /// The key.
+        key: String,
+        /// What it holds.
+        value: String,
+    },
+    /// Redis did not answer.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+impl Layout {
+    /// The layout of a configuration.
+    pub fn of(naming: &Naming) -> Self {
+        Self { shards: naming.shards, tagged: naming.shards > 1 || naming.cluster }
+    }
+
+    /// As it is written down.
+    pub fn to_text(self) -> String {
+        format!("{VERSION} {} {}", self.shards, if self.tagged { "tagged" } else { "plain" })
+    }
+
+    /// As it was written down.
+    pub fn parse(text: &str) -> Option<Self> {
+        let mut words = text.split(' ');
+        if words.next() != Some(VERSION) {
+            return None;
+        }
+        let shards = words.next()?.parse().ok()?;
+        Some(Self { shards, tagged: words.next()? == "tagged" })
+    }
+
+    /// The shards of `before` that `self` does not have: served until they are empty, never pushed to.
+    pub fn leftovers(self, before: Self, naming: &Naming) -> Vec<Keys> {
+        if self == before {
+            return Vec::new();
+        }
+        let old = Naming { shards: before.shards, cluster: before.tagged, ..naming.clone() };
+        let kept = if self.tagged == before.tagged { self.shards } else { 0 };
+        (kept..before.shards).map(|shard| Keys::new(&old, shard)).collect()
+    }
+}
+
+/// Reads what was written down and writes what holds from now on; answers the shards that are left over and not empty.
+pub async fn settle(engine: &Engine) -> Result<Vec<Keys>, LayoutError> {
+    let naming = &engine.naming;
+    let mut session = engine.session(&Keys::new(naming, 0));
+    let now = Layout::of(naming);
+    let mut leftovers = Vec::new();
+    // A tagged and a plain layout are written down in different places; in a Cluster only the tagged one can be.
+    let plain = Naming { shards: 1, cluster: false, ..naming.clone() };
+    let mut places = vec![session.keys.layout()];
+    if !naming.cluster {
+        places.push(Keys::new(&plain, 0).layout());
+        places.push(Keys::new(&Naming { cluster: true, ..plain.clone() }, 0).layout());
+        places.dedup();
+    }
+    for place in &places {
+        let Some(text) = session.get(place).await? else { continue };
+        let Some(before) = Layout::parse(&text) else {
+            return Err(LayoutError::Newer { key: place.clone(), value: text });
+        };
+        let mut empty = true;
+        for keys in now.leftovers(before, naming) {
+            // In a Cluster each shard may live on another node.
+            if engine.session(&keys).is_empty(&keys).await? {
+                continue;
+            }
+            empty = false;
+            if !leftovers.iter().any(|known: &Keys| known.lanes() == keys.lanes()) {
+                leftovers.push(keys);
+            }
+        }
+        if empty && *place != places[0] {
+            session.unlink(place).await?;
+        } else if !empty && *place == places[0] {
+            // Still needed: whoever starts next must find it.
+            return Ok(leftovers);
+        }
+    }
+    session.set(&places[0], &now.to_text()).await?;
+    Ok(leftovers)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::keys::tests::naming;
+
+    #[test]
+    fn is_read_as_it_was_written() {
+        for layout in [Layout { shards: 1, tagged: false }, Layout { shards: 16, tagged: true }] {
+            assert_eq!(Layout::parse(&layout.to_text()), Some(layout));
+        }
+        assert_eq!(Layout::parse("v2 3 tagged"), None);
+        assert_eq!(Layout::parse("nonsense"), None);
+    }
+
+    #[test]
+    fn a_lowered_number_leaves_the_shards_above_it() {
+        let leftovers = Layout { shards: 2, tagged: true }
+            .leftovers(Layout { shards: 4, tagged: true }, &naming(2, false));
+        let queues: Vec<_> = leftovers.iter().map(|keys| keys.queues[0].queue.as_str()).collect();
+        assert_eq!(queues, ["{jobqueue:2}:high_priority", "{jobqueue:3}:high_priority"]);
+    }
+
+    #[test]
+    fn sharding_a_queue_leaves_its_plain_keys() {
+        let leftovers = Layout { shards: 3, tagged: true }
+            .leftovers(Layout { shards: 1, tagged: false }, &naming(3, false));
+        assert_eq!(leftovers[0].queues[0].queue, "jobqueue:high_priority");
+        assert_eq!(leftovers.len(), 1);
+    }
+
+    #[test]
+    fn a_raised_number_leaves_nothing() {
+        let leftovers = Layout { shards: 4, tagged: true }
+            .leftovers(Layout { shards: 2, tagged: true }, &naming(4, false));
+        assert!(leftovers.is_empty());
+    }
+}

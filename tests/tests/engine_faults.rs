@@ -1,0 +1,801 @@
+//! What can go wrong in and around Redis: no fault loses a job, doubles one or leaves one stuck, and each is named.
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use bytes::Bytes;
+use e2e::engine::{
+    Bench, CONSUMING, Lane, SCRIPTS, enqueue, failure, ids, job, kill, load_script, registration,
+    shared_server,
+};
+use e2e::proxy::Rule;
+use e2e::{Fault, Options, Proxy, RedisServer, eventually};
+use jobqueue::effects::{Effect, Side};
+use jobqueue::outcome::Outcome;
+use jobqueue::promoter;
+use jobqueue::reaper::Reaped;
+use jobqueue::store::{Cycled, Fenced, PageKind, Parked, Session, Settlement, Status, StoreError, Turn};
+use redis::AsyncCommands as _;
+use serde_json::json;
+
+const SOON: Duration = Duration::from_secs(20);
+const SHORT: Duration = Duration::from_millis(50);
+
+fn refused_keys(cycled: &Cycled) -> Vec<&str> {
+    cycled.refusals.iter().map(|refusal| refusal.key.as_str()).collect()
+}
+
+mod wrong_types {
+    use super::*;
+
+    /// A lane that holds `a` and `b` of the high queue and `c` of the low one.
+    async fn holding(bench: &mut Bench) -> Lane {
+        bench.push(&bench.high().queue, &["a", "b"].map(job)).await;
+        bench.push(&bench.low().queue, &[job("c")]).await;
+        let mut lane = bench.lane().await;
+        assert_eq!(lane.reserve(3).await.len(), 3);
+        lane
+    }
+
+    #[tokio::test]
+    async fn a_destination_that_cannot_take_the_job_is_named_and_everything_else_is_settled() {
+        type Key = fn(&Bench) -> String;
+        let destinations: [(&str, Key, Outcome); 4] = [
+            ("dead letters", |bench| bench.high().dead_letters, kill()),
+            ("delayed", |bench| bench.high().delayed, failure()),
+            ("queue", |bench| bench.high().queue, Outcome::Released),
+            ("suspects", |bench| bench.high().suspects, Outcome::HandlerDied("gone".into())),
+        ];
+        for (what, key, outcome) in destinations {
+            let mut bench = Bench::new().await;
+            let mut lane = holding(&mut bench).await;
+            let key = key(&bench);
+            bench.redis.set::<_, _, ()>(&key, "oops").await.unwrap();
+            let mut cycle = lane.next();
+            cycle.settlements.push(lane.settlement(0, &job("a"), &outcome));
+            let fine = if outcome == failure() { kill() } else { failure() };
+            cycle.settlements.push(lane.settlement(0, &job("b"), &fine));
+            cycle.queues[1].done.push(job("c"));
+            let cycled = lane.cycle(&cycle).await;
+            assert_eq!(cycled.statuses, [Status::Refused, Status::Settled, Status::Settled], "{what}");
+            assert_eq!(refused_keys(&cycled), [&key], "{what}");
+            assert!(
+                cycled.refusals[0].reason.starts_with("WRONGTYPE"),
+                "{what}: {}",
+                cycled.refusals[0].reason
+            );
+            bench.assert_conserved(&["a", "b", "c"]).await;
+            assert_eq!(lane.held[0], [job("a")], "{what}: still held");
+            bench.redis.del::<_, ()>(&key).await.unwrap();
+            assert_eq!(lane.settle(0, &job("a"), &outcome).await.statuses, [Status::Settled], "{what}");
+            bench.assert_conserved(&["a", "b", "c"]).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn a_completed_list_that_is_none_keeps_the_done_jobs_held() {
+        let mut bench = Bench::new().await;
+        let mut lane = holding(&mut bench).await;
+        bench.redis.set::<_, _, ()>(bench.high().completed, "oops").await.unwrap();
+        let mut cycle = lane.next();
+        cycle.queues[0].done = vec![job("a"), job("b")];
+        cycle.settlements.push(lane.settlement(1, &job("c"), &kill()));
+        let cycled = lane.cycle(&cycle).await;
+        assert_eq!(cycled.statuses, [Status::Settled, Status::Refused, Status::Refused]);
+        assert_eq!(refused_keys(&cycled), [&bench.high().completed]);
+        bench.assert_conserved(&["a", "b", "c"]).await;
+    }
+
+    #[tokio::test]
+    async fn a_queue_that_is_no_list_is_named_and_the_others_are_served() {
+        let mut bench = Bench::new().await;
+        bench.push(&bench.low().queue, &[job("a")]).await;
+        for key in [bench.high().queue, bench.high().suspects] {
+            bench.redis.set::<_, _, ()>(&key, "oops").await.unwrap();
+        }
+        let mut lane = bench.lane().await;
+        let cycle = lane.asking(5);
+        let cycled = lane.cycle(&cycle).await;
+        assert_eq!(refused_keys(&cycled), [&bench.high().suspects, &bench.high().queue]);
+        assert_eq!(ids(&cycled.queues[1].jobs), ["a"]);
+    }
+
+    #[tokio::test]
+    async fn a_held_list_that_is_none_is_named_and_the_other_queue_is_settled_and_served() {
+        let mut bench = Bench::new().await;
+        let mut lane = holding(&mut bench).await;
+        bench.push(&bench.high().queue, &[job("d")]).await;
+        bench.push(&bench.low().queue, &[job("e")]).await;
+        let held = lane.handle.lists[0].held.clone();
+        bench.redis.rename::<_, _, ()>(&held, bench.keys.seen("aside")).await.unwrap();
+        bench.redis.set::<_, _, ()>(&held, "oops").await.unwrap();
+        let mut cycle = lane.asking(5);
+        cycle.queues[0].done.push(job("a"));
+        cycle.queues[0].parked = Parked::Look;
+        cycle.settlements.push(lane.settlement(0, &job("b"), &kill()));
+        cycle.queues[1].done.push(job("c"));
+        let cycled = lane.cycle(&cycle).await;
+        assert_eq!(cycled.statuses, [Status::Refused, Status::Refused, Status::Settled]);
+        assert_eq!(refused_keys(&cycled), [&held]);
+        assert_eq!(ids(&cycled.queues[1].jobs), ["e"]);
+        let again = lane.session.cycle(&lane.handle, &cycle, CONSUMING, None).await.unwrap().unwrap();
+        assert_eq!((again.statuses, again.queues), (cycled.statuses, cycled.queues));
+        bench.assert_conserved(&["a", "b", "c", "d", "e"]).await;
+        bench.redis.del::<_, ()>(&held).await.unwrap();
+        bench.redis.rename::<_, _, ()>(bench.keys.seen("aside"), &held).await.unwrap();
+        for raw in ["a", "b"].map(job) {
+            assert_eq!(lane.settle(0, &raw, &Outcome::Done).await.statuses, [Status::Settled]);
+        }
+        assert_eq!(ids(&lane.reserve(1).await), ["d"]);
+    }
+
+    #[tokio::test]
+    async fn a_parked_list_that_is_none_is_named_and_everything_else_takes_place() {
+        for word in [Parked::Adopt, Parked::Look, Parked::Release] {
+            let mut bench = Bench::new().await;
+            let mut lane = holding(&mut bench).await;
+            bench.push(&bench.high().queue, &[job("d")]).await;
+            let parked = lane.handle.lists[0].parked.clone();
+            bench.redis.set::<_, _, ()>(&parked, "oops").await.unwrap();
+            let mut cycle = lane.asking(5);
+            cycle.queues[0].parked = word;
+            cycle.queues[0].done.push(job("a"));
+            cycle.queues[1].done.push(job("c"));
+            let cycled = lane.cycle(&cycle).await;
+            assert_eq!(cycled.statuses, [Status::Settled; 2], "{word:?}");
+            assert_eq!(refused_keys(&cycled), [&parked], "{word:?}");
+            assert_eq!(ids(&cycled.queues[0].jobs), ["d"], "{word:?}");
+            bench.assert_conserved(&["a", "b", "c", "d"]).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn a_release_into_a_queue_that_is_none_leaves_the_job_parked() {
+        let mut bench = Bench::new().await;
+        bench.push(&bench.high().queue, &[job("a")]).await;
+        let mut lane = bench.lane().await;
+        let (from, into) = (bench.high().queue, lane.handle.lists[0].parked.clone());
+        bench.session().park(&from, &into, CONSUMING, SHORT).await.unwrap();
+        bench.redis.set::<_, _, ()>(&from, "oops").await.unwrap();
+        let mut cycle = lane.next();
+        cycle.queues[0].parked = Parked::Release;
+        assert_eq!(refused_keys(&lane.cycle(&cycle).await), [&from]);
+        bench.assert_conserved(&["a"]).await;
+    }
+
+    #[tokio::test]
+    async fn promotion_and_rescue_leave_what_has_no_place_to_go() {
+        let mut bench = Bench::new().await;
+        let lane = holding(&mut bench).await;
+        bench.redis.zadd::<_, _, _, ()>(bench.high().delayed, r#"u|{"id":"d"}"#, 1).await.unwrap();
+        bench.redis.zadd::<_, _, _, ()>(bench.low().delayed, r#"u|{"id":"e"}"#, 1).await.unwrap();
+        bench.redis.set::<_, _, ()>(bench.high().queue, "oops").await.unwrap();
+        bench.redis.set::<_, _, ()>(bench.high().suspects, "oops").await.unwrap();
+        let promoted = promoter::pass(&mut bench.session(), &bench.engine.protocol).await.unwrap();
+        assert_eq!(promoted.moved, 1, "the low one");
+        bench.session().fence(&lane.handle.id, true, "heartbeat").await.unwrap();
+        let mut reaper = bench.reaper(SHORT);
+        for _ in 0..2 {
+            reaper.pass().await.unwrap();
+            bench.assert_conserved(&["a", "b", "c", "d", "e"]).await;
+        }
+        assert_eq!(bench.ids(&bench.low().suspects).await, ["c"]);
+        for key in [bench.high().queue, bench.high().suspects] {
+            bench.redis.del::<_, ()>(&key).await.unwrap();
+        }
+        promoter::pass(&mut bench.session(), &bench.engine.protocol).await.unwrap();
+        reaper.pass().await.unwrap();
+        assert_eq!(bench.ids(&bench.high().queue).await, ["d"]);
+        assert_eq!(bench.ids(&bench.high().suspects).await, ["b", "a"]);
+        bench.assert_conserved(&["a", "b", "c", "d", "e"]).await;
+    }
+
+    #[tokio::test]
+    async fn of_several_placements_none_happens_when_one_cannot() {
+        let mut bench = Bench::new().await;
+        let mut lane = holding(&mut bench).await;
+        let (fit, unfit) = (bench.keys.seen("fit"), bench.keys.seen("unfit"));
+        bench.redis.set::<_, _, ()>(&unfit, "oops").await.unwrap();
+        let effects = vec![
+            Effect::Set { key: fit.clone(), bytes: Bytes::from_static(b"result"), ttl_ms: Some(60_000) },
+            Effect::Push { key: unfit.clone(), side: Side::Left, bytes: job("a") },
+        ];
+        let mut cycle = lane.next();
+        cycle.settlements.push(Settlement { queue: 0, raw: job("a"), position: None, effects });
+        let cycled = lane.cycle(&cycle).await;
+        assert_eq!(
+            (cycled.statuses.as_slice(), refused_keys(&cycled)),
+            (&[Status::Refused][..], vec![unfit.as_str()])
+        );
+        assert!(!bench.session().exists(&fit).await.unwrap());
+        bench.redis.del::<_, ()>(&unfit).await.unwrap();
+        cycle.seq += 1;
+        assert_eq!(lane.cycle(&cycle).await.statuses, [Status::Settled]);
+        let (value, ttl): (String, i64) =
+            (bench.redis.get(&fit).await.unwrap(), bench.redis.pttl(&fit).await.unwrap());
+        assert_eq!(value, "result");
+        assert!((1..=60_000).contains(&ttl));
+    }
+}
+
+mod denied {
+    use super::*;
+
+    /// A session as a user with these ACL rules.
+    async fn session_as(bench: &mut Bench, prefix: &str, rules: &[&str]) -> Session {
+        let mut user = redis::cmd("ACL");
+        user.arg("SETUSER").arg(format!("user-{prefix}")).arg("on").arg(">pw").arg(rules);
+        user.query_async::<()>(&mut bench.redis).await.unwrap();
+        let redis = json!({ "username": format!("user-{prefix}"), "password": "pw" });
+        let config = json!({ "key_prefix": prefix, "redis": redis });
+        Bench::on(shared_server().await, config).await.session()
+    }
+
+    async fn holding(bench: &mut Bench) -> Lane {
+        bench.push(&bench.high().queue, &["a", "b", "c"].map(job)).await;
+        let mut lane = bench.lane().await;
+        lane.reserve(2).await;
+        lane
+    }
+
+    #[tokio::test]
+    async fn a_key_outside_the_users_pattern_is_named_and_no_job_is_gone() {
+        let prefix = e2e::engine::fresh_prefix();
+        let mut bench = Bench::on(shared_server().await, json!({ "key_prefix": prefix })).await;
+        let mut lane = holding(&mut bench).await;
+        // Everything but what begins with d, and of that the delayed sets.
+        let patterns = [format!("~{prefix}:[a-ce-z]*"), format!("~{prefix}:delayed:*")];
+        lane.session = session_as(&mut bench, &prefix, &["+@all", &patterns[0], &patterns[1]]).await;
+        let mut cycle = lane.next();
+        cycle.settlements.push(lane.settlement(0, &job("a"), &kill()));
+        let error = lane.say(&cycle).await.unwrap_err();
+        assert!(
+            matches!(&error, StoreError::Denied { what } if *what == format!("key {}", bench.high().dead_letters))
+        );
+        assert!(!error.is_transient());
+        assert!(error.to_string().contains("give the ACL user this key"), "{error}");
+        bench.assert_conserved(&["a", "b", "c"]).await;
+        let mut cycle = lane.asking(1);
+        cycle.settlements.push(lane.settlement(0, &job("a"), &failure()));
+        cycle.queues[0].done.push(job("b"));
+        let cycled = lane.cycle(&cycle).await;
+        assert_eq!(
+            (cycled.statuses.as_slice(), ids(&cycled.queues[0].jobs)),
+            (&[Status::Settled; 2][..], vec!["c".into()])
+        );
+        bench.assert_conserved(&["a", "b", "c"]).await;
+    }
+
+    #[tokio::test]
+    async fn a_command_the_user_may_not_is_named_and_no_job_is_gone() {
+        let prefix = e2e::engine::fresh_prefix();
+        let mut bench = Bench::on(shared_server().await, json!({ "key_prefix": prefix })).await;
+        let mut lane = holding(&mut bench).await;
+        lane.session = session_as(&mut bench, &prefix, &["~*", "+@all", "-zadd"]).await;
+        let mut cycle = lane.asking(1);
+        cycle.settlements.push(lane.settlement(0, &job("a"), &failure()));
+        cycle.settlements.push(lane.settlement(0, &job("b"), &kill()));
+        let cycled = lane.cycle(&cycle).await;
+        assert_eq!(cycled.statuses, [Status::Refused, Status::Settled]);
+        assert_eq!(refused_keys(&cycled), [&bench.high().delayed]);
+        let reason = cycled.refusals[0].reason.to_lowercase();
+        assert!(reason.contains("can't run this command") || reason.contains("noperm"), "{reason}");
+        assert_eq!(ids(&cycled.queues[0].jobs), ["c"]);
+        bench.assert_conserved(&["a", "b", "c"]).await;
+    }
+
+    #[tokio::test]
+    async fn a_user_that_may_not_run_scripts_is_told_so() {
+        let prefix = e2e::engine::fresh_prefix();
+        let mut bench = Bench::on(shared_server().await, json!({ "key_prefix": prefix })).await;
+        let mut session = session_as(&mut bench, &prefix, &["~*", "+@all", "-@scripting"]).await;
+        let error = session.snapshot(CONSUMING).await.unwrap_err();
+        assert!(
+            matches!(&error, StoreError::Denied { what } if what.to_lowercase().contains("evalsha")),
+            "{error}"
+        );
+    }
+}
+
+mod out_of_memory {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_full_redis_takes_no_new_jobs_but_all_others_go_their_way() {
+        let server = RedisServer::start(Options::default()).await;
+        let fast = json!({ "worker": { "backoff": { "base": "1ms", "max": "1ms" } } });
+        let mut bench = Bench::on(&server, fast).await;
+        bench.push(&bench.high().queue, &["a", "b", "c", "d", "e"].map(job)).await;
+        let mut lane = bench.lane().await;
+        let mut dead = bench.lane().await;
+        lane.reserve(3).await;
+        dead.reserve(1).await;
+        server.cli(&["CONFIG", "SET", "maxmemory", "1"]);
+
+        let seen = bench.keys.seen("p");
+        let mut session = bench.session();
+        let mut jobs = enqueue(&bench.high().queue, &["new 1", "new 2"].map(job));
+        jobs[0].seen = Some(("/data/f".into(), "1:1".into()));
+        let error = session.enqueue("1", &seen, CONSUMING.opposite(), &jobs).await.unwrap_err();
+        assert!(matches!(error, StoreError::OutOfMemory(_)) && error.is_transient(), "{error}");
+        assert!(error.to_string().contains("maxmemory"), "{error}");
+        assert!(!session.exists(&seen).await.unwrap(), "or the file would never be enqueued");
+
+        let mut cycle = lane.asking(1);
+        cycle.settlements.push(lane.settlement(0, &job("a"), &failure()));
+        cycle.settlements.push(lane.settlement(0, &job("b"), &kill()));
+        cycle.queues[0].done.push(job("c"));
+        let cycled = lane.cycle(&cycle).await;
+        assert_eq!(cycled.statuses, [Status::Settled; 3]);
+        assert_eq!(ids(&cycled.queues[0].jobs), ["e"]);
+        assert_eq!(session.extend(&[(&lane.handle, b"x")], 60_000, "high=closed").await.unwrap(), [true]);
+        eventually(SOON, "the promotion", async || {
+            promoter::pass(&mut session, &bench.engine.protocol).await.unwrap().moved == 1
+        })
+        .await;
+        assert_eq!(session.fence(&dead.handle.id, true, "heartbeat").await.unwrap(), Fenced::Fenced);
+        let mut reaper = bench.reaper(SHORT);
+        assert_eq!(reaper.pass().await.unwrap().moved.len(), 1);
+        assert_eq!(bench.ids(&bench.high().suspects).await, ["d"]);
+        let letters = session.page(&bench.high().dead_letters, PageKind::Tail, 9).await.unwrap().entries;
+        let turn = Turn::Push { key: bench.low().queue, side: Side::Left, bytes: letters[0].clone() };
+        assert_eq!(session.turn(&bench.high().dead_letters, &[(letters[0].clone(), turn)]).await.unwrap(), 1);
+        assert!(!lane.session.close(&lane.handle, false).await.unwrap());
+        bench.assert_conserved(&["a", "b", "c", "d", "e"]).await;
+
+        server.cli(&["CONFIG", "SET", "maxmemory", "0"]);
+        let new = session.enqueue("1", &seen, CONSUMING.opposite(), &jobs).await.unwrap();
+        assert_eq!(new, [true, true], "the same call, once there is room");
+        bench.assert_conserved(&["a", "b", "c", "d", "e", "new 1", "new 2"]).await;
+    }
+
+    #[tokio::test]
+    async fn orphans_are_rescued_from_a_full_redis() {
+        let server = RedisServer::start(Options::default()).await;
+        let mut bench = Bench::on(&server, json!({})).await;
+        let orphan = bench.keys.lists("host-1-1")[0].held.clone();
+        bench.push(&orphan, &[job("a")]).await;
+        let mut reaper = bench.reaper(SHORT);
+        reaper.pass().await.unwrap();
+        server.cli(&["CONFIG", "SET", "maxmemory", "1"]);
+        eventually(SOON, "the rescue", async || !reaper.pass().await.unwrap().moved.is_empty()).await;
+        assert_eq!(bench.ids(&bench.high().suspects).await, ["a"]);
+    }
+}
+
+mod lost_replies {
+    use super::*;
+    use std::sync::Arc;
+
+    struct Cut {
+        proxy: Proxy,
+        bench: Bench,
+        /// Not through the proxy.
+        safe: Bench,
+    }
+
+    async fn cut() -> Cut {
+        let server = shared_server().await;
+        let proxy = Proxy::start(server.addr()).await;
+        let prefix = e2e::engine::fresh_prefix();
+        let fast = json!({ "key_prefix": prefix, "worker": { "backoff": { "base": "1ms", "max": "1ms" } } });
+        let bench = Bench::through(server, proxy.addr(), fast.clone()).await;
+        let safe = Bench::on(server, fast).await;
+        Cut { proxy, bench, safe }
+    }
+
+    impl Cut {
+        /// Loses the reply to the next call of a script, which Redis has carried out.
+        async fn lose(&mut self, script: &str) -> Arc<Rule> {
+            let sha = load_script(&mut self.safe.redis, script).await;
+            self.proxy.drop_reply_once(move |command| command.len() > 1 && command[1] == sha.as_bytes())
+        }
+    }
+
+    fn is_lost<T: std::fmt::Debug>(answer: Result<T, StoreError>) -> bool {
+        let error = answer.expect_err("the reply was lost");
+        assert!(error.is_transient(), "{error}");
+        matches!(error, StoreError::Lost(_))
+    }
+
+    #[tokio::test]
+    async fn of_register_leave_a_lane_that_is_rescued_like_any_other() {
+        let mut cut = cut().await;
+        let rule = cut.lose("register").await;
+        let mut session = cut.bench.session();
+        let who = registration(60_000);
+        assert!(is_lost(session.register(&who).await));
+        assert_eq!(rule.hits(), 1);
+        let handle = session.register(&who).await.unwrap();
+        assert_eq!(handle.id, "host-1-2");
+        assert_eq!(cut.safe.session().lanes(0, 9).await.unwrap(), ["host-1-1", "host-1-2"]);
+        assert_eq!(cut.safe.session().fence("host-1-1", true, "heartbeat").await.unwrap(), Fenced::Fenced);
+        let mut reaper = cut.safe.reaper(SHORT);
+        eventually(SOON, "the unheard-of lane to be forgotten", async || {
+            reaper.pass().await.unwrap();
+            cut.safe.session().lane("host-1-1").await.unwrap().is_none()
+        })
+        .await;
+    }
+
+    #[tokio::test]
+    async fn of_a_cycle_lose_and_double_nothing() {
+        let mut cut = cut().await;
+        cut.safe.push(&cut.safe.high().queue, &["a", "b", "c", "d", "e", "f"].map(job)).await;
+        let mut lane = cut.bench.lane().await;
+        lane.reserve(4).await;
+        let rule = cut.lose("cycle").await;
+        let mut cycle = lane.asking(2);
+        for (raw, outcome) in [("a", failure()), ("b", kill()), ("c", Outcome::Released)] {
+            cycle.settlements.push(lane.settlement(0, &job(raw), &outcome));
+        }
+        cycle.queues[0].done.push(job("d"));
+        let cycled = lane.cycle(&cycle).await;
+        assert_eq!(rule.hits(), 1);
+        assert!(cycled.replayed);
+        assert_eq!(cycled.statuses, [Status::Settled; 4]);
+        assert_eq!(ids(&cycled.queues[0].jobs), ["c", "e"]);
+        assert_eq!(cut.safe.ids(&lane.handle.lists[0].held).await, ["c", "e"]);
+        cut.safe.assert_conserved(&["a", "b", "c", "d", "e", "f"]).await;
+        assert_eq!(ids(&lane.reserve(9).await), ["f"]);
+    }
+
+    #[tokio::test]
+    async fn of_a_cycle_that_was_never_carried_out_are_repeated_too() {
+        let mut cut = cut().await;
+        cut.safe.push(&cut.safe.high().queue, &["a", "b"].map(job)).await;
+        let mut lane = cut.bench.lane().await;
+        let sha = load_script(&mut cut.safe.redis, "cycle").await;
+        let rule =
+            cut.proxy.drop_command_once(move |command| command.len() > 1 && command[1] == sha.as_bytes());
+        assert_eq!(ids(&lane.reserve(1).await), ["a"]);
+        assert_eq!(rule.hits(), 1);
+        cut.safe.assert_conserved(&["a", "b"]).await;
+    }
+
+    #[tokio::test]
+    async fn of_extend_close_fence_and_forget_are_repeated_without_harm() {
+        let mut cut = cut().await;
+        let mut lane = cut.bench.lane().await;
+        cut.lose("extend").await;
+        let mut session = cut.bench.session();
+        assert!(is_lost(session.extend(&[(&lane.handle, b"")], 60_000, "").await));
+        assert_eq!(session.extend(&[(&lane.handle, b"")], 60_000, "").await.unwrap(), [true]);
+        cut.lose("close").await;
+        assert!(is_lost(lane.session.close(&lane.handle, false).await));
+        assert!(!lane.session.close(&lane.handle, false).await.unwrap(), "it is closed already");
+        assert!(cut.safe.session().lane(&lane.handle.id).await.unwrap().is_none());
+
+        let lane = cut.bench.lane().await;
+        cut.lose("fence").await;
+        assert!(is_lost(session.fence(&lane.handle.id, true, "evicted").await));
+        assert_eq!(session.fence(&lane.handle.id, true, "evicted").await.unwrap(), Fenced::Fenced);
+        assert_eq!(cut.safe.session().reaping(9).await.unwrap(), [lane.handle.id.as_str()]);
+        cut.lose("forget").await;
+        let mut reaper = cut.bench.reaper(SHORT);
+        assert!(is_lost(reaper.pass().await));
+        eventually(SOON, "the lane to be forgotten", async || {
+            reaper.pass().await.unwrap();
+            cut.safe.session().lane(&lane.handle.id).await.unwrap().is_none()
+        })
+        .await;
+        let snapshot = cut.safe.session().snapshot(CONSUMING).await.unwrap();
+        assert_eq!((snapshot.lanes, snapshot.reaping), (0, 0));
+    }
+
+    #[tokio::test]
+    async fn of_a_promotion_move_each_job_once() {
+        let mut cut = cut().await;
+        for n in 0..250 {
+            let member = format!(r#"u{n}|{{"id":"{}"}}"#, n % 200);
+            cut.safe.redis.zadd::<_, _, _, ()>(cut.safe.high().delayed, member, 1).await.unwrap();
+        }
+        let before: BTreeMap<String, usize> = cut.safe.census().await;
+        cut.lose("move").await;
+        let mut session = cut.bench.session();
+        assert!(is_lost(promoter::pass(&mut session, &cut.bench.engine.protocol).await));
+        promoter::pass(&mut session, &cut.bench.engine.protocol).await.unwrap();
+        assert_eq!(cut.safe.census().await, before);
+        assert_eq!(cut.safe.ids(&cut.safe.high().queue).await.len(), 250);
+    }
+
+    #[tokio::test]
+    async fn of_a_rescue_move_each_job_once() {
+        let mut cut = cut().await;
+        let jobs: Vec<Bytes> = (0..250).map(|n| job(&(n % 200).to_string())).collect();
+        cut.safe.push(&cut.safe.high().queue, &jobs).await;
+        let mut lane = cut.safe.lane().await;
+        lane.reserve(250).await;
+        let before = cut.safe.census().await;
+        cut.safe.session().fence(&lane.handle.id, true, "heartbeat").await.unwrap();
+        cut.lose("move").await;
+        let mut reaper = cut.bench.reaper(SHORT);
+        assert!(is_lost(reaper.pass().await));
+        reaper.pass().await.unwrap();
+        assert_eq!(cut.safe.census().await, before);
+        for raw in cut.safe.list(&cut.safe.high().suspects).await {
+            assert_eq!(
+                serde_json::from_slice::<serde_json::Value>(&raw).unwrap()["deaths"],
+                1,
+                "counted once"
+            );
+        }
+    }
+
+    #[tokio::test]
+    async fn of_an_orphans_rescue_leave_it_to_the_next_pass() {
+        let mut cut = cut().await;
+        let orphan = cut.safe.keys.lists("host-1-1")[0].held.clone();
+        cut.safe.push(&orphan, &[job("a")]).await;
+        let rule = cut.lose("orphan").await;
+        let mut reaper = cut.bench.reaper(SHORT);
+        eventually(SOON, "the rescue", async || match reaper.pass().await {
+            Ok(reaped) => !reaped.moved.is_empty(),
+            Err(error) => {
+                assert!(error.is_transient(), "{error}");
+                false
+            }
+        })
+        .await;
+        assert_eq!(rule.hits(), 1);
+        cut.safe.assert_conserved(&["a"]).await;
+    }
+
+    #[tokio::test]
+    async fn of_a_turn_are_made_good_by_reading_again() {
+        let mut cut = cut().await;
+        let list = cut.safe.high().dead_letters;
+        cut.safe.push(&list, &["a", "b", "b", "c"].map(job)).await;
+        let to = cut.safe.low().queue;
+        let plan = |page: &[Bytes]| -> Vec<(Bytes, Turn)> {
+            let push = |raw: &Bytes| Turn::Push { key: to.clone(), side: Side::Left, bytes: raw.clone() };
+            page.iter().map(|raw| (raw.clone(), push(raw))).collect()
+        };
+        let mut session = cut.bench.session();
+        let page = session.page(&list, PageKind::Tail, 2).await.unwrap().entries;
+        cut.lose("turn").await;
+        assert!(is_lost(session.turn(&list, &plan(&page)).await));
+        assert_eq!(
+            session.turn(&list, &plan(&page)).await.unwrap(),
+            0,
+            "the same words find nothing to turn"
+        );
+        let page = session.page(&list, PageKind::Tail, 9).await.unwrap().entries;
+        assert_eq!(session.turn(&list, &plan(&page)).await.unwrap(), 2);
+        assert_eq!(cut.safe.ids(&to).await, ["c", "b", "b", "a"]);
+        cut.safe.assert_conserved(&["a", "b", "b", "c"]).await;
+    }
+
+    #[tokio::test]
+    async fn of_an_enqueue_are_repeated_and_add_nothing() {
+        let mut cut = cut().await;
+        cut.lose("enqueue").await;
+        let mut jobs = enqueue(&cut.safe.high().queue, &["a", "a"].map(job));
+        jobs[1].seen = Some(("/data/f".into(), "1:1".into()));
+        let (mut session, seen) = (cut.bench.session(), cut.safe.keys.seen("p"));
+        assert!(is_lost(session.enqueue("1", &seen, Side::Left, &jobs).await));
+        assert_eq!(session.enqueue("1", &seen, Side::Left, &jobs).await.unwrap(), [true, true]);
+        cut.safe.assert_conserved(&["a", "a"]).await;
+    }
+
+    #[tokio::test]
+    async fn of_a_limit_cost_a_part_of_one_window_at_most() {
+        let mut cut = cut().await;
+        cut.lose("limit").await;
+        let (mut session, key) = (cut.bench.session(), cut.safe.keys.seen("rate"));
+        assert!(is_lost(session.limit(&key, 10, 6).await));
+        assert!(session.limit(&key, 10, 6).await.unwrap().granted >= 4);
+        eventually(SOON, "the next window", async || session.limit(&key, 10, 1).await.unwrap().granted == 1)
+            .await;
+    }
+
+    #[tokio::test]
+    async fn of_looks_are_looked_at_again() {
+        let mut cut = cut().await;
+        cut.safe.push(&cut.safe.high().queue, &[job("a")]).await;
+        let mut session = cut.bench.session();
+        cut.lose("snapshot").await;
+        assert!(is_lost(session.snapshot(CONSUMING).await));
+        assert_eq!(session.snapshot(CONSUMING).await.unwrap().queues[0].waiting, 1);
+        cut.lose("page").await;
+        assert!(is_lost(session.page(&cut.safe.high().queue, PageKind::Head, 9).await));
+        assert_eq!(
+            session.page(&cut.safe.high().queue, PageKind::Head, 9).await.unwrap().entries,
+            [job("a")]
+        );
+    }
+
+    #[tokio::test]
+    async fn of_a_parked_fetch_leave_a_job_that_the_next_look_finds() {
+        let mut cut = cut().await;
+        cut.safe.push(&cut.safe.high().queue, &["a", "b"].map(job)).await;
+        let mut lane = cut.bench.lane().await;
+        let rule = cut.proxy.drop_reply_once(|command| command[0].eq_ignore_ascii_case(b"BLMOVE"));
+        let (from, into) = (cut.safe.high().queue, lane.handle.lists[0].parked.clone());
+        assert!(is_lost(cut.bench.session().park(&from, &into, CONSUMING, SHORT).await));
+        assert_eq!(rule.hits(), 1);
+        assert_eq!(cut.safe.ids(&into).await, ["a"]);
+        let mut cycle = lane.asking(2);
+        cycle.queues[0].parked = Parked::Look;
+        assert_eq!(ids(&lane.cycle(&cycle).await.queues[0].jobs), ["a", "b"]);
+        cut.safe.assert_conserved(&["a", "b"]).await;
+    }
+}
+
+mod moods_of_redis {
+    use super::*;
+
+    #[tokio::test]
+    async fn scripts_that_redis_forgot_are_loaded_again() {
+        let server = RedisServer::start(Options::default()).await;
+        let mut bench = Bench::on(&server, json!({})).await;
+        bench.push(&bench.high().queue, &["a", "b"].map(job)).await;
+        let mut lane = bench.lane().await;
+        for _ in 0..2 {
+            server.cli(&["SCRIPT", "FLUSH"]);
+            assert_eq!(lane.reserve(1).await.len(), 1);
+        }
+        let mut reaper = bench.reaper(SHORT);
+        bench.session().fence(&lane.handle.id, true, "evicted").await.unwrap();
+        server.cli(&["SCRIPT", "FLUSH"]);
+        reaper.empty(&lane.handle.id, &mut Reaped::default()).await.unwrap();
+        assert_eq!(bench.ids(&bench.high().queue).await, ["b", "a"]);
+    }
+
+    #[tokio::test]
+    async fn answers_that_pass_by_themselves_are_waited_out() {
+        let server = shared_server().await;
+        let proxy = Proxy::start(server.addr()).await;
+        let mut bench = Bench::through(server, proxy.addr(), json!({})).await;
+        bench.push(&bench.high().queue, &[job("a")]).await;
+        let mut session = bench.session();
+        let loading = "-LOADING Redis is loading the dataset in memory\r\n";
+        let trying = "-TRYAGAIN Multiple keys request during rehashing of slot\r\n";
+        let down = "-CLUSTERDOWN The cluster is down\r\n";
+        let replicas = "-NOREPLICAS Not enough good replicas to write.\r\n";
+        let disk = "-MISCONF Redis is configured to save RDB snapshots, but it's currently unable to persist to disk.\r\n";
+        for answer in [loading, trying, down, replicas, disk] {
+            let fault = Fault::Answer(Bytes::from(answer));
+            proxy.on(fault, 0, 1, |command| command[0] == "EVALSHA");
+            let error = session.snapshot(CONSUMING).await.unwrap_err();
+            assert!(matches!(error, StoreError::Later(_)) && error.is_transient(), "{answer}: {error:?}");
+            assert!(error.to_string().contains(&answer[1..5]), "{error}");
+            let persisted = session.persist(async |session| session.snapshot(CONSUMING).await).await.unwrap();
+            assert_eq!(persisted.queues[0].waiting, 1);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_master_that_becomes_a_replica_is_left_until_it_is_a_master_again() {
+        let server = RedisServer::start(Options::default()).await;
+        let mut bench = Bench::on(&server, json!({})).await;
+        bench.push(&bench.high().queue, &[job("a")]).await;
+        let mut lane = bench.lane().await;
+        lane.reserve(1).await;
+        // A master that does not exist: the data stays, writes are refused.
+        server.cli(&["REPLICAOF", "127.0.0.1", &e2e::child::free_port().to_string()]);
+        let mut cycle = lane.next();
+        cycle.queues[0].done.push(job("a"));
+        let error = lane.say(&cycle).await.unwrap_err();
+        assert!(matches!(&error, StoreError::Later(reason) if reason.contains("READONLY")), "{error:?}");
+        let error = lane.say(&cycle).await.unwrap_err();
+        assert!(error.to_string().contains("read-only replica: point redis.addr at the master"), "{error}");
+        assert!(error.is_transient());
+        server.cli(&["REPLICAOF", "NO", "ONE"]);
+        assert_eq!(lane.cycle(&cycle).await.statuses, [Status::Settled]);
+        bench.assert_conserved(&["a"]).await;
+    }
+
+    #[tokio::test]
+    async fn a_redis_that_is_busy_with_a_script_is_waited_for() {
+        let server = RedisServer::start(Options {
+            config: vec!["busy-reply-threshold 10".into()],
+            ..Options::default()
+        })
+        .await;
+        let bench = Bench::on(&server, json!({})).await;
+        let mut session = bench.session();
+        session.snapshot(CONSUMING).await.unwrap();
+        let mut other = server.connection().await;
+        let endless = tokio::spawn(async move {
+            redis::cmd("EVAL").arg("while true do end").arg(0).query_async::<()>(&mut other).await
+        });
+        eventually(SOON, "BUSY", async || match session.snapshot(CONSUMING).await {
+            Err(error @ StoreError::Later(_)) => {
+                assert!(error.is_transient() && error.to_string().contains("BUSY"), "{error}");
+                true
+            }
+            _ => false,
+        })
+        .await;
+        // A new connection stands as well, and waits.
+        assert!(matches!(bench.session().snapshot(CONSUMING).await, Err(StoreError::Later(_))));
+        server.cli(&["SCRIPT", "KILL"]);
+        session.persist(async |session| session.snapshot(CONSUMING).await).await.unwrap();
+        assert!(endless.await.unwrap().is_err());
+    }
+
+    #[tokio::test]
+    async fn a_silent_redis_is_given_up_after_the_read_timeout_and_the_call_repeated() {
+        let server = shared_server().await;
+        let proxy = Proxy::start(server.addr()).await;
+        let quick = json!({ "redis": { "read_timeout": "100ms", "dial_timeout": "100ms" } });
+        let mut bench = Bench::through(server, proxy.addr(), quick).await;
+        bench.push(&bench.high().queue, &["a", "b"].map(job)).await;
+        let mut lane = bench.lane().await;
+        let held = proxy.hold_replies(|command| command[0] == "EVALSHA");
+        let cycle = lane.asking(1);
+        let error = lane.say(&cycle).await.unwrap_err();
+        assert!(matches!(error, StoreError::Lost(_)) && error.is_transient(), "{error:?}");
+        assert_eq!(held.hits(), 1);
+        proxy.clear();
+        let cycled = lane.cycle(&cycle).await;
+        assert_eq!((cycled.replayed, ids(&cycled.queues[0].jobs)), (true, vec!["a".to_owned()]));
+        bench.assert_conserved(&["a", "b"]).await;
+    }
+
+    #[tokio::test]
+    async fn a_late_command_of_an_old_connection_changes_nothing() {
+        let server = shared_server().await;
+        let proxy = Proxy::start(server.addr()).await;
+        let quick = json!({ "redis": { "read_timeout": "100ms" } });
+        let mut bench = Bench::through(server, proxy.addr(), quick).await;
+        bench.push(&bench.high().queue, &["a", "b", "c"].map(job)).await;
+        let mut lane = bench.lane().await;
+        let sha = load_script(&mut bench.redis, "cycle").await;
+        let held = proxy
+            .on(Fault::HoldCommand, 0, 1, move |command| command.len() > 1 && command[1] == sha.as_bytes());
+        let cycle = lane.asking(1);
+        assert!(matches!(lane.say(&cycle).await, Err(StoreError::Lost(_))));
+        assert_eq!(ids(&lane.cycle(&cycle).await.queues[0].jobs), ["a"]);
+        assert_eq!(ids(&lane.reserve(1).await), ["b"]);
+        held.release();
+        tokio::time::sleep(SHORT).await;
+        assert_eq!(bench.ids(&lane.handle.lists[0].held).await, ["a", "b"]);
+        assert_eq!(ids(&lane.reserve(9).await), ["c"]);
+    }
+}
+
+mod the_scripts {
+    use super::*;
+
+    fn files() -> Vec<(String, String)> {
+        let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../queue/src/scripts");
+        let read = |entry: std::io::Result<std::fs::DirEntry>| {
+            let path = entry.unwrap().path();
+            (
+                path.file_name().unwrap().to_string_lossy().into_owned(),
+                std::fs::read_to_string(&path).unwrap(),
+            )
+        };
+        std::fs::read_dir(dir).unwrap().map(read).collect()
+    }
+
+    #[test]
+    fn neither_decode_nor_encode_json() {
+        for (name, text) in files() {
+            assert!(!text.contains("cjson") && !text.contains("cmsgpack"), "{name}");
+        }
+    }
+
+    #[test]
+    fn say_what_they_take_and_what_they_return() {
+        let files = files();
+        assert_eq!(files.len(), SCRIPTS.len() + 1, "each file is one of SCRIPTS, or effects.lua");
+        for (name, text) in files.iter().filter(|(name, _)| name != "effects.lua") {
+            let header: Vec<&str> = text.lines().take_while(|line| line.starts_with("--")).collect();
+            for word in ["KEYS[1]", "ARGV[1]", "Returns"] {
+                assert!(header.iter().any(|line| line.contains(word)), "{name} has no {word} in its header");
+            }
+        }
+    }
+
+    #[test]
+    fn name_no_key_of_their_own() {
+        for (name, text) in files() {
+            let code = text.lines().filter(|line| !line.trim_start().starts_with("--"));
+            for line in code.filter(|line| line.contains("redis.")) {
+                assert!(!line.contains("jobqueue"), "{name}: {line}");
+            }
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! The worker dies, or looks dead: its jobs come back, none is lost, and none is settled twice.
+
+use std::time::{Duration, Instant};
+
+use e2e::ledger::{HIGH, LOW, id_of, ids};
+use e2e::{Behaviour, Ledger, Options, Recorder, RedisServer, Worker, WorkerOptions};
+
+const TTL: Duration = Duration::from_secs(5);
+/// What the reaper may take beyond the TTL.
+const BOUND: Duration = Duration::from_secs(5);
+const SOON: Duration = Duration::from_secs(30);
+
+struct Scene {
+    server: RedisServer,
+    recorder: Recorder,
+    ledger: Ledger,
+}
+
+impl Scene {
+    async fn start() -> Self {
+        let server = RedisServer::start(Options::default()).await;
+        let ledger = Ledger::of(&server).await;
+        Self { server, recorder: Recorder::start().await, ledger }
+    }
+
+    fn options(&self) -> WorkerOptions {
+        WorkerOptions::new("worker").redis(self.server.addr()).recorded_by(&self.recorder)
+    }
+
+    /// A worker that serves another queue: it reaps for all, but takes none of the jobs that come back.
+    fn bystander(&self) -> WorkerOptions {
+        self.options().config("worker: {priorities: [other], queues: {other: 'jobqueue:other_priority'}}")
+    }
+}
+
+#[tokio::test]
+async fn jobs_of_a_killed_worker_can_be_reserved_again_within_the_ttl_and_five_seconds() {
+    let mut scene = Scene::start().await;
+    scene.recorder.by_default(Behaviour::Hold);
+    let all = ids("job", 24);
+    scene.ledger.enqueue(LOW, &all).await;
+    let mut busy = Worker::spawn(&scene.options());
+    let reaper = Worker::spawn(&scene.bystander());
+    reaper.wait_for_log("Opened a lane").await;
+    scene.ledger.until(SOON, "16 running jobs", |places| places.held.len() == 16).await;
+    let killed = Instant::now();
+    busy.kill9();
+    let places =
+        scene.ledger.until(TTL + BOUND, "its jobs to be free", |places| places.held.is_empty()).await;
+    println!("killed with 16 jobs: all reservable again after {:?} (TTL {TTL:?})", killed.elapsed());
+    assert!(killed.elapsed() < TTL + BOUND);
+    places.assert_exactly(&all);
+    assert_eq!(
+        places.suspects.len(),
+        16,
+        "those that ran are suspects: any of them may have been the killer"
+    );
+    assert!(places.suspects.iter().all(|job| job["deaths"] == 1 && job["retries"] == 0));
+
+    scene.recorder.release_all();
+    let _second = Worker::spawn(&scene.options());
+    let places = scene.ledger.until_completed(SOON, all.len()).await;
+    places.assert_exactly(&all);
+}
+
+/// What a kill at this place may have doubled: the jobs of the one worker that was killed, and nothing else.
+async fn dies_at(failpoint: &str) -> Duration {
+    let mut scene = Scene::start().await;
+    let all = ids("job", 60);
+    scene.ledger.enqueue(LOW, &all[..40]).await;
+    let mut options = scene.options().env("WORKER_COUNT", 8).failpoint(failpoint);
+    let drains = failpoint.starts_with("before-release") || failpoint.starts_with("before-close");
+    if drains {
+        options = options.env("WORKER_DRAIN_TIMEOUT", "100ms");
+    }
+    if failpoint.starts_with("before-release") {
+        scene.recorder.by_default(Behaviour::Hold);
+    }
+    let mut killed = Worker::spawn(&options);
+    killed.wait_for_log("Serving metrics").await;
+    if failpoint.starts_with("before-release") {
+        scene.ledger.until(SOON, "running jobs", |places| places.held.len() == 8).await;
+    } else if drains {
+        scene.ledger.until_completed(SOON, 40).await;
+    }
+    if drains {
+        killed.sigterm();
+    }
+    // One at a time, so that some come by a parked fetch; to both queues.
+    for (n, id) in all[40..].iter().enumerate() {
+        scene.ledger.enqueue(if n % 2 == 0 { HIGH } else { LOW }, std::slice::from_ref(id)).await;
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let status = killed.wait_exit(SOON).await;
+    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9), "{failpoint}: {status}");
+    scene.ledger.places().await.assert_exactly(&all);
+
+    scene.recorder.release_all();
+    let started = Instant::now();
+    let second = Worker::spawn(&scene.options().env("WORKER_COUNT", 8));
+    let places = scene.ledger.until_completed(SOON, all.len()).await;
+    places.assert_exactly(&all);
+    assert_eq!(places.counts(), [0, 0, 0, 0, all.len(), 0], "{failpoint}");
+    // A second run is explained by the kill: the job was reserved by the killed worker and came back.
+    let twice = scene.recorder.duplicates();
+    let came_back: Vec<_> =
+        places.completed.iter().filter(|job| !job["interrupted_by"].is_null()).map(id_of).collect();
+    for (id, runs) in twice {
+        assert!(runs == 2 && came_back.contains(&id), "{failpoint}: {id} ran {runs} times without a reason");
+    }
+    drop(second);
+    started.elapsed()
+}
+
+#[tokio::test]
+async fn nothing_is_lost_or_doubled_wherever_the_worker_is_killed() {
+    let places = [
+        "after-register",
+        "before-cycle",
+        "before-cycle:5",
+        "after-cycle",
+        "after-cycle:4",
+        "before-handle",
+        "before-handle:12",
+        "after-handle",
+        "after-handle:20",
+        "after-park:3",
+        "before-release",
+        "before-close",
+    ];
+    // Every place that a process without a producer comes by.
+    for name in worker::failpoint::ALL.iter().filter(|name| **name != "after-enqueue") {
+        assert!(places.iter().any(|place| place.split(':').next() == Some(name)), "{name} is not tested");
+    }
+    let took = futures::future::join_all(places.map(dies_at)).await;
+    for (place, took) in places.iter().zip(took) {
+        println!("killed at {place}: a second worker had finished everything after {took:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_stopped_worker_that_wakes_after_its_jobs_ran_elsewhere_changes_nothing() {
+    let mut scene = Scene::start().await;
+    scene.recorder.by_default(Behaviour::Hold);
+    let all = ids("job", 10);
+    scene.ledger.enqueue(HIGH, &all).await;
+    let stopped = Worker::spawn(&scene.options());
+    scene.ledger.until(SOON, "10 running jobs", |places| places.held.len() == 10).await;
+    eventually_running(&scene.recorder, 10).await;
+    let second = Worker::spawn(&scene.options());
+    second.wait_for_log("Opened a lane").await;
+
+    stopped.sigstop();
+    // Their answers are waiting for the stopped worker when it wakes, and it believes them.
+    scene.recorder.release_all();
+    let places = scene.ledger.until_completed(TTL + BOUND + SOON, 10).await;
+    places.assert_exactly(&all);
+    stopped.sigcont();
+    stopped.wait_for_log("Lost the lease, what it held runs elsewhere").await;
+    let reopened = async || {
+        let lanes = stopped.log().iter().filter(|entry| entry["msg"] == "Opened a lane").count();
+        if lanes == 2 { Ok(()) } else { Err(lanes) }
+    };
+    e2e::eventually(SOON, "a new lane", reopened).await;
+    let places = scene.ledger.places().await;
+    places.assert_exactly(&all);
+    assert_eq!(places.counts(), [0, 0, 0, 0, 10, 0], "each was settled once, by the worker that was awake");
+
+    // It works on, in its new lane.
+    drop(second);
+    let more = ids("more", 10);
+    scene.ledger.enqueue(LOW, &more).await;
+    let places = scene.ledger.until_completed(TTL + BOUND + SOON, 20).await;
+    places.assert_exactly(&[all, more].concat());
+}
+
+async fn eventually_running(recorder: &Recorder, count: usize) {
+    e2e::eventually(SOON, "running jobs", async || {
+        let running = recorder.running().len();
+        if running == count { Ok(()) } else { Err(running) }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_process_restarted_in_its_pod_takes_its_predecessors_jobs_back_at_once() {
+    let mut scene = Scene::start().await;
+    scene.recorder.by_default(Behaviour::Hold);
+    let all = ids("job", 12);
+    scene.ledger.enqueue(LOW, &all).await;
+    // With ten minutes to live a heartbeat can have nothing to do with it.
+    let pod = scene.options().env("WORKER_HEARTBEAT_TTL", "10m").env("WORKER_POD_UID", "pod-1");
+    let mut first = Worker::spawn(&pod);
+    eventually_running(&scene.recorder, 12).await;
+    let mut neighbour = Worker::spawn(&pod.clone().env("WORKER_POD_UID", "pod-2"));
+    neighbour.wait_for_log("Opened a lane").await;
+    let killed = Instant::now();
+    first.kill9();
+
+    scene.recorder.release_all();
+    let second = Worker::spawn(&pod);
+    let places = scene.ledger.until_completed(SOON, 12).await;
+    println!("restarted in its pod: 12 jobs settled {:?} after the kill, TTL 10 min", killed.elapsed());
+    places.assert_exactly(&all);
+    let fenced = second.wait_for_log("Fenced the lanes of this pod's earlier process").await;
+    assert_eq!(fenced["count"], 1, "the neighbour in another pod keeps its lane");
+    assert!(neighbour.exit_status().is_none());
+    assert!(neighbour.log().iter().all(|entry| !entry["msg"].as_str().unwrap_or_default().contains("lease")));
+}
+
+#[tokio::test]
+async fn a_job_longer_than_three_ttls_is_never_reaped_while_its_worker_lives() {
+    never_reaped(3 * TTL + Duration::from_secs(2)).await;
+}
+
+#[tokio::test]
+#[ignore = "long: a job of five minutes"]
+async fn a_job_of_five_minutes_is_never_reaped_while_its_worker_lives() {
+    never_reaped(Duration::from_secs(300)).await;
+}
+
+async fn never_reaped(length: Duration) {
+    let mut scene = Scene::start().await;
+    scene.recorder.by_default(Behaviour::Slow(length));
+    let all = ids("long", 3);
+    scene.ledger.enqueue(LOW, &all).await;
+    let slow = scene.options().env("WORKER_HANDLER_HTTP_TIMEOUT", "10m");
+    let workers = [Worker::spawn(&slow), Worker::spawn(&slow)];
+    let places = scene.ledger.until_completed(length + SOON, 3).await;
+    places.assert_exactly(&all);
+    assert!(scene.recorder.duplicates().is_empty(), "each ran once");
+    for worker in &workers {
+        assert_eq!(worker.metric("jobs_reaped_total", &[]).await, Some(0.0));
+    }
+    println!("3 jobs of {length:?} with a TTL of {TTL:?}: each ran once");
+}
