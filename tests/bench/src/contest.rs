@@ -49,7 +49,8 @@ pub async fn run(peers: &[Peer], effort: Effort) -> anyhow::Result<Vec<Throughpu
         let trial = contestant.turn(TRIAL).await.with_context(|| contestant.name())?;
         let wanted = rate(&trial) * effort.window.as_secs_f64();
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a number of jobs")]
-        sizes.push(((wanted * 1.2) as u64).clamp(TRIAL, 4_000_000));
+        // The trial is mostly start: what follows is faster.
+        sizes.push(((wanted * 1.4) as u64).clamp(TRIAL, 4_000_000));
     }
     let mut turns: Vec<Vec<Turn>> = contestants.iter().map(|_| Vec::new()).collect();
     for round in 1..=effort.rounds {

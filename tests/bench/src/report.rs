@@ -35,7 +35,7 @@ pub struct Report {
 pub struct Machine {
     /// Processors this process may use.
     pub cpus: usize,
-    /// What `redis-server --version` says.
+    /// The version of redis-server.
     pub redis: String,
     /// What the kernel calls itself.
     pub kernel: String,
@@ -138,8 +138,9 @@ impl Report {
     /// A report on this machine, with nothing measured yet.
     pub fn new(quick: bool, effort: Effort) -> anyhow::Result<Self> {
         let redis = std::process::Command::new("redis-server").arg("--version").output()?;
-        let redis =
-            String::from_utf8_lossy(&redis.stdout).split_whitespace().nth(2).unwrap_or("?").to_owned();
+        let words = String::from_utf8_lossy(&redis.stdout).into_owned();
+        let version = words.split_whitespace().find_map(|word| word.strip_prefix("v="));
+        let redis = version.unwrap_or("?").to_owned();
         let kernel =
             std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_owned();
         Ok(Self {
@@ -178,7 +179,7 @@ impl Report {
     /// For people.
     pub fn table(&self) -> String {
         let mut text = format!(
-            "jobqueue {}, {} cores, Redis {}, Linux {}, loopback, 200-byte jobs, no-op handlers, median of {} rounds\n",
+            "jobqueue {}, {} cores, Redis {}, Linux {}, loopback, 200-byte jobs, no-op handlers, median of {} round(s)\n",
             self.version, self.machine.cpus, self.machine.redis, self.machine.kernel, self.rounds
         );
         if self.quick {
