@@ -113,7 +113,11 @@ impl Lane {
                     continue;
                 }
                 held.refused = None;
-                let unique = format!("{}-{}-{}", self.handle.id, cycle.seq, held.key);
+                // Only what is put into a sorted set needs a name of its own there.
+                let unique = match &held.phase {
+                    Phase::Finished(_, Outcome::Done, _) => String::new(),
+                    _ => format!("{}-{}-{}", self.handle.id, cycle.seq, held.key),
+                };
                 let decision = match &held.phase {
                     Phase::Finished(job, outcome, took) => {
                         cycle.busy_ms += u64::try_from(took.as_millis()).unwrap_or(0);
