@@ -5,14 +5,15 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
+use anyhow::Context as _;
 use jobqueue::breaker::Breaker;
 use jobqueue::config::{Config, HandlerKind};
 use jobqueue::engine::{Engine, breaker_settings};
 use jobqueue::keys::Keys;
-use jobqueue::layout::{self, LayoutError};
-use jobqueue::store::{Fenced, Registration, StoreError};
+use jobqueue::store::{Fenced, Registration};
 use tokio::task::JoinSet;
 
+use super::{check_redis, write_layout};
 use crate::handler::{Command, CommandSettings, Handler, Http, HttpSettings, Simulate, SimulateSettings};
 use crate::health::{FIRST_LANE, Readiness};
 use crate::heartbeat;
@@ -47,18 +48,28 @@ pub async fn run_with(
     handler: Handler,
     config: &Config,
     around: Surroundings,
-    shutdown_request: Shutdown,
+    mut shutdown_request: Shutdown,
 ) -> anyhow::Result<bool> {
     let mut engine = Engine::new(config);
     check_redis(&engine).await?;
-    serve_leftovers(&mut engine, &shutdown_request).await?;
+    let leftovers = write_layout(&engine, &shutdown_request).await?;
+    if !leftovers.is_empty() {
+        tracing::info!(
+            count = leftovers.len(),
+            "Serving the shards of an earlier layout until they are empty"
+        );
+    }
+    engine.shards.extend(leftovers);
     let lanes = lane_count(config).max(engine.shards.len());
     let shared = Arc::new(share(handler, config, &engine, around, lanes)?);
     let (all_closed, closed) = shutdown();
     let mut background = JoinSet::new();
     let mut open = JoinSet::new();
     for (shard, keys) in engine.shards.iter().enumerate() {
-        fence_predecessors(&engine, keys, &shared.registration).await?;
+        tokio::select! {
+            fenced = fence_predecessors(&engine, keys, &shared.registration) => fenced?,
+            () = shutdown_request.requested() => return Ok(true),
+        }
         let beats: Vec<Arc<Beat>> = (0..lanes)
             .filter(|lane| lane % engine.shards.len() == shard)
             .map(|_| Arc::new(Beat::new()))
@@ -99,8 +110,15 @@ pub async fn run_with(
         closed.clone(),
     ));
     let mut clean = true;
-    while let Some(end) = open.join_next().await {
-        clean &= matches!(end, Ok(End::Drained));
+    loop {
+        tokio::select! {
+            end = open.join_next() => match end {
+                Some(end) => clean &= end.context("a lane failed, see the log for the place")? == End::Drained,
+                None => break,
+            },
+            // Without its heartbeats a worker would lose its lanes one by one: better to end, and be started again.
+            Some(ended) = background.join_next() => ended.context("a task failed, see the log for the place")?,
+        }
     }
     shared.readiness.drained();
     all_closed.stop();
@@ -192,42 +210,6 @@ fn handler(config: &Config) -> anyhow::Result<Handler> {
             ..CommandSettings::default()
         })?),
     })
-}
-
-/// A configuration that can never work is said at once; a Redis that is away is waited for.
-async fn check_redis(engine: &Engine) -> anyhow::Result<()> {
-    for keys in &engine.shards {
-        match engine.session(keys).connect().await {
-            Err(StoreError::Connect(error)) if error.is_permanent() => return Err(error.into()),
-            _ => {}
-        }
-    }
-    Ok(())
-}
-
-/// Shards that a wider layout has left behind are served like ours until they are empty; nothing pushes to them.
-async fn serve_leftovers(engine: &mut Engine, shutdown: &Shutdown) -> anyhow::Result<()> {
-    loop {
-        match layout::settle(engine).await {
-            Ok(leftovers) => {
-                if !leftovers.is_empty() {
-                    tracing::info!(
-                        count = leftovers.len(),
-                        "Serving the shards of an earlier layout until they are empty"
-                    );
-                }
-                engine.shards.extend(leftovers);
-                return Ok(());
-            }
-            Err(LayoutError::Store(error)) if error.is_transient() => {
-                tracing::warn!(error = %error, "Could not reach Redis, trying again");
-                if shutdown.within(engine.longest_backoff()).await {
-                    return Ok(());
-                }
-            }
-            Err(error) => return Err(error.into()),
-        }
-    }
 }
 
 /// A container restarted in place has the same pod: whatever its predecessor held is certainly free. Without a

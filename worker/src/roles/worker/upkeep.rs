@@ -29,7 +29,7 @@ pub(super) async fn promote(engine: Engine, keys: Keys, shutdown: Shutdown) {
             Ok(_) => PROMOTE_EVERY.mul_f64(fastrand::f64() + 0.5),
             Err(error) => {
                 tracing::warn!(error = %error, "Could not promote delayed jobs");
-                session.backoff()
+                if error.is_transient() { session.backoff() } else { Duration::from_secs(1) }
             }
         };
         if shutdown.within(wait).await {
@@ -84,9 +84,10 @@ pub(super) async fn export_gauges(engine: Engine, config: Config, shared: Arc<Sh
     loop {
         shared.metrics.worker_active((shared.slots.total() as usize).saturating_sub(shared.slots.free()));
         let mut trimmed = 0;
+        let interval = config.observability.queue_sample_interval.get();
         let sampled = async {
             let gauges = sessions[0].keys.gauges();
-            if !sessions[0].claim(&gauges, &me, GAUGES_TTL).await?
+            if !sessions[0].claim(&gauges, &me, GAUGES_TTL.max(3 * interval)).await?
                 || sessions[0].exists(&engine.shards[0].central()).await?
             {
                 return Ok(None);
@@ -126,7 +127,7 @@ pub(super) async fn export_gauges(engine: Engine, config: Config, shared: Arc<Sh
                 tracing::debug!(error = %error, "Could not sample the queues");
             }
         }
-        if stopped.within(config.observability.queue_sample_interval.get()).await {
+        if stopped.within(interval).await {
             return;
         }
     }
