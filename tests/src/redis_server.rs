@@ -302,7 +302,10 @@ impl RedisServer {
 
 /// A connection to a plain `redis://` URL, as of a proxy, that waits for answers as long as a test does.
 pub async fn connect(url: &str) -> MultiplexedConnection {
-    let config = AsyncConnectionConfig::new().set_response_timeout(Some(RESPONSE_TIMEOUT));
+    // Another test may keep a shared server busy for a while.
+    let config = AsyncConnectionConfig::new()
+        .set_response_timeout(Some(RESPONSE_TIMEOUT))
+        .set_connection_timeout(Some(RESPONSE_TIMEOUT));
     let client = redis::Client::open(url).unwrap_or_else(|error| panic!("{url}: {error}"));
     let connection = client.get_multiplexed_async_connection_with_config(&config).await;
     connection.unwrap_or_else(|error| panic!("connect to {url}: {error}"))

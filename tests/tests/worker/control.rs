@@ -135,10 +135,15 @@ async fn the_process_group_of_a_command_is_dead_before_its_job_is_released() {
     assert!(worker.wait_exit(SOON).await.success());
 }
 
-/// Whether a process runs; a zombie does not.
+/// Whether a process runs; a zombie does not, nor does one that only waits for its turn to die of SIGKILL.
 fn lives(pid: u32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let field =
+        |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().trim();
+    let killed = ["SigPnd:", "ShdPnd:"]
+        .iter()
+        .any(|name| u64::from_str_radix(field(name), 16).is_ok_and(|signals| signals & (1 << 8) != 0));
+    !status.is_empty() && !killed && !field("State:").starts_with(['Z', 'X'])
 }
 
 #[tokio::test]

@@ -315,10 +315,9 @@ async fn out_of_memory_at_the_start() {
     scene.ledger.enqueue(LOW, &ids("job", 3)).await;
     scene.ledger.command::<()>(&["CONFIG", "SET", "maxmemory", "1"]).await;
     let mut worker = Worker::spawn(&scene.options());
-    logs_error(&worker, "out of memory: raise maxmemory or make room").await;
-    assert!(worker.exit_status().is_none());
-    scene.ledger.command::<()>(&["CONFIG", "SET", "maxmemory", "0"]).await;
+    // A full Redis needs workers most of all: it is they who make room.
     scene.ledger.until_completed(SOON, 3).await;
+    assert!(worker.exit_status().is_none());
 }
 
 #[tokio::test]
