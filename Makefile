@@ -33,6 +33,9 @@ deny: ## Check licences, banned crates and sources of all dependencies
 	"$$(scripts/cargo-tool cargo-deny 0.20.2)" --workspace check --hide-inclusion-graph licenses bans sources
 
 # The binaries first: the end-to-end tests start them, and cargo builds another package's binaries for no test.
+# Most tests wait for something (a heartbeat to lapse, a backoff to pass): more of them at once than cores.
+export RUST_TEST_THREADS ?= 8
+
 test: setup build ## Run all tests but the long ones (some minutes)
 	$(CARGO) test --workspace
 

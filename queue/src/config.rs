@@ -96,7 +96,28 @@ impl Config {
     pub fn to_yaml_masked(&self) -> String {
         let masked = self.masked();
         // JSON is YAML: whatever the serializer cannot lay out nicely is still a valid document.
-        serde_saphyr::to_string(&masked).unwrap_or_else(|_| masked.to_string())
+        serde_saphyr::to_string(&Plain(&masked)).unwrap_or_else(|_| masked.to_string())
+    }
+}
+
+/// A tree whose numbers are numbers to every serializer: those of `serde_json`, which keep any precision, are a
+/// private map to all serializers but its own.
+struct Plain<'a>(&'a Value);
+
+impl Serialize for Plain<'_> {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self.0 {
+            Value::Number(number) => match (number.as_i64(), number.as_f64()) {
+                (Some(whole), _) => serializer.serialize_i64(whole),
+                (None, Some(broken)) => serializer.serialize_f64(broken),
+                (None, None) => serializer.serialize_str(&number.to_string()),
+            },
+            Value::Array(items) => serializer.collect_seq(items.iter().map(Plain)),
+            Value::Object(fields) => {
+                serializer.collect_map(fields.iter().map(|(name, value)| (name, Plain(value))))
+            }
+            other => other.serialize(serializer),
+        }
     }
 }
 

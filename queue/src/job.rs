@@ -12,6 +12,10 @@ pub const DEATHS: &str = "deaths";
 /// retry counter for ever.
 pub const MAX_DEPTH: usize = 100;
 
+/// Room for what we write into a job (counters, the cause of an interruption): a job that was small enough to be
+/// enqueued must not become too large by being retried.
+pub const OWN_FIELDS: usize = 512;
+
 /// One job, as it was read from Redis.
 #[derive(Debug, Clone)]
 pub struct Job {
@@ -78,7 +82,7 @@ pub enum NotAJob {
 impl Job {
     /// Reads a job. `max` bounds the bytes and [`MAX_DEPTH`] the nesting before anything is parsed.
     pub fn decode(raw: Bytes, max: usize) -> Result<Self, (Bytes, NotAJob)> {
-        if raw.len() > max {
+        if raw.len() > max.saturating_add(OWN_FIELDS) {
             let size = raw.len();
             return Err((raw, NotAJob::Oversize { size, max }));
         }
@@ -87,7 +91,10 @@ impl Job {
         }
         match serde_json::from_slice::<Fields>(&raw) {
             Ok(fields) if fields.id.is_empty() => Err((raw, NotAJob::Malformed("field id is empty".into()))),
-            Ok(fields) => Ok(Self { raw, fields }),
+            Ok(fields) => match check_text(&raw) {
+                Ok(()) => Ok(Self { raw, fields }),
+                Err(why) => Err((raw, NotAJob::Malformed(why))),
+            },
             Err(error) => Err((raw, NotAJob::Malformed(describe(&error)))),
         }
     }
@@ -112,6 +119,20 @@ pub fn edit(raw: &Bytes, changes: &[(&str, Option<Value>)]) -> Bytes {
         }
     }
     serde_json::to_vec(&object).map_or_else(|_| raw.clone(), Bytes::from)
+}
+
+/// `serde_json` looks only for the end of a text that nobody asked for, not into it; an edit has to, and a job that
+/// cannot be edited would be retried for ever. Reading everything costs more than all else here, so that is done
+/// only when an escaped surrogate may be half a pair.
+fn check_text(raw: &[u8]) -> Result<(), String> {
+    if std::str::from_utf8(raw).is_err() {
+        return Err("not UTF-8".into());
+    }
+    let surrogate = |window: &[u8]| window.eq_ignore_ascii_case(b"\\ud");
+    if raw.contains(&b'\\') && raw.windows(3).any(surrogate) {
+        return serde_json::from_slice::<Map<String, Value>>(raw).map(drop).map_err(|error| describe(&error));
+    }
+    Ok(())
 }
 
 /// How deep brackets nest outside of strings; says nothing about whether it is JSON.
@@ -154,6 +175,18 @@ mod tests {
     fn only_the_id_is_needed() {
         let job = Job::decode(Bytes::from_static(br#"{"id":"a","payload":{"any":"thing"}}"#), 1000).unwrap();
         assert_eq!(job.fields, Fields { id: "a".into(), ..Fields::default() });
+    }
+
+    #[test]
+    fn text_that_nobody_reads_must_be_text_all_the_same() {
+        for good in [r#"{"id":"a","x":"\ud83d\ude00"}"#, r#"{"id":"a","x":"\\ud83d"}"#] {
+            let job = Job::decode(Bytes::from_static(good.as_bytes()), 100).unwrap();
+            assert_ne!(job.edited(&[("retries", Some(1.into()))]), job.raw);
+        }
+        for bad in [&br#"{"id":"a","x":"\ud83d"}"#[..], b"{\"id\":\"a\",\"x\":\"\xff\"}"] {
+            let (_, why) = Job::decode(Bytes::from_static(bad), 100).unwrap_err();
+            assert!(matches!(why, NotAJob::Malformed(_)), "{why}");
+        }
     }
 
     #[test]

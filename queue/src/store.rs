@@ -87,6 +87,7 @@ macro_rules! script {
 }
 script!(CYCLE, "effects.lua", "cycle.lua");
 script!(MOVE, "effects.lua", "move.lua");
+script!(NUMBER, "number.lua");
 script!(REGISTER, "register.lua");
 script!(EXTEND, "extend.lua");
 script!(CLOSE, "close.lua");

@@ -180,7 +180,15 @@ impl Bench {
 
     /// Every place with jobs in it, by the key without its prefix: the ids, a list from its head.
     pub async fn places(&mut self) -> BTreeMap<String, Vec<String>> {
-        places(&mut self.redis, &self.prefix).await
+        let entries = self.entries().await;
+        entries.into_iter().map(|(place, entries)| (place, ids(&entries))).collect()
+    }
+
+    /// As [`Self::places`], byte for byte.
+    pub async fn entries(&mut self) -> BTreeMap<String, Vec<Bytes>> {
+        let found = entries(&mut self.redis, &self.prefix).await;
+        let bytes = |entries: Vec<Vec<u8>>| entries.into_iter().map(Bytes::from).collect();
+        found.into_iter().map(|(key, entries)| (self.place(&key), bytes(entries))).collect()
     }
 
     /// What [`Self::places`] calls a key.
@@ -225,7 +233,7 @@ pub fn reaper_settings(ttl: Duration) -> reaper::Settings {
 }
 
 /// All lists and delayed sets below a prefix, read in one step.
-async fn places(redis: &mut MultiplexedConnection, prefix: &str) -> BTreeMap<String, Vec<String>> {
+async fn entries(redis: &mut MultiplexedConnection, prefix: &str) -> Vec<(String, Vec<Vec<u8>>)> {
     // The registry's sets hold lanes, not jobs.
     const LOOK: &str = r"
         local found = {}
@@ -242,12 +250,7 @@ async fn places(redis: &mut MultiplexedConnection, prefix: &str) -> BTreeMap<Str
         return found";
     let mut look = redis::cmd("EVAL");
     look.arg(LOOK).arg(0).arg(prefix);
-    let found: Vec<(String, Vec<Vec<u8>>)> = look.query_async(redis).await.expect("look at all places");
-    let short = |key: String| key.strip_prefix(&format!("{prefix}:")).map(str::to_owned).unwrap_or(key);
-    found
-        .into_iter()
-        .map(|(key, entries)| (short(key), entries.iter().map(|entry| id_of(entry)).collect()))
-        .collect()
+    look.query_async(redis).await.expect("look at all places")
 }
 
 /// Lays `over` over `base`, object by object.
@@ -353,16 +356,24 @@ impl Lane {
 
     fn enter(&mut self, cycle: &Cycle, cycled: &Cycled) {
         self.seq = cycle.seq;
-        let settlements = cycle.settlements.iter().map(|settlement| (settlement.queue, &settlement.raw));
-        let done = cycle
-            .queues
+        let settlements = cycle
+            .settlements
             .iter()
-            .enumerate()
-            .flat_map(|(queue, ask)| ask.done.iter().map(move |raw| (queue, raw)));
-        for ((queue, raw), status) in settlements.chain(done).zip(&cycled.statuses) {
-            if *status != Status::Refused
-                && let Some(at) = self.held[queue].iter().position(|held| held == raw)
-            {
+            .map(|settlement| (settlement.queue, &settlement.raw, settlement.position));
+        let done = (cycle.queues.iter().enumerate())
+            .flat_map(|(queue, ask)| ask.done.iter().map(move |raw| (queue, raw, None)));
+        let gone: Vec<_> = (settlements.chain(done).zip(&cycled.statuses))
+            .filter_map(|(settled, status)| (*status != Status::Refused).then_some(settled))
+            .collect();
+        // In the order of the script: positions are those before the call, then the first of equal bytes goes.
+        let mut positions: Vec<_> =
+            gone.iter().filter_map(|(queue, _, at)| at.map(|at| (*queue, at))).collect();
+        positions.sort_unstable();
+        for (queue, at) in positions.into_iter().rev() {
+            self.held[queue].remove(at);
+        }
+        for (queue, raw, _) in gone.into_iter().filter(|(_, _, at)| at.is_none()) {
+            if let Some(at) = self.held[queue].iter().position(|held| held == raw) {
                 self.held[queue].remove(at);
             }
         }
@@ -381,7 +392,8 @@ pub fn enqueue(queue: &str, jobs: &[Bytes]) -> Vec<Enqueue> {
 }
 
 /// The scripts of the engine by name, as they are sent.
-pub const SCRIPTS: [(&str, &str); 13] = [
+pub const SCRIPTS: [(&str, &str); 15] = [
+    ("number", include_str!("../../queue/src/scripts/number.lua")),
     (
         "cycle",
         concat!(
@@ -406,6 +418,7 @@ pub const SCRIPTS: [(&str, &str); 13] = [
     ("enqueue", include_str!("../../queue/src/scripts/enqueue.lua")),
     ("limit", include_str!("../../queue/src/scripts/limit.lua")),
     ("page", include_str!("../../queue/src/scripts/page.lua")),
+    ("purge", include_str!("../../queue/src/scripts/purge.lua")),
     ("snapshot", include_str!("../../queue/src/scripts/snapshot.lua")),
 ];
 

@@ -60,8 +60,10 @@ impl Handler {
     pub async fn handle(&self, job: &Job, call: &Call) -> Outcome {
         match self {
             Self::Simulate(simulate) => simulate.handle(job, call).await,
-            Self::Http(http) => http.handle(job, call).await,
-            Self::Command(command) => command.handle(job, call).await,
+            // Boxed: a future is as large as the largest of its branches, and a thousand jobs in flight would each
+            // pay for the buffers of a program that none of them runs.
+            Self::Http(http) => Box::pin(http.handle(job, call)).await,
+            Self::Command(command) => Box::pin(command.handle(job, call)).await,
             Self::Function(function) => function.handle(job, call),
         }
     }

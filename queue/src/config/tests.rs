@@ -527,7 +527,9 @@ worker: {handler: {command: {argv: [run, 'http://me:hunter2@host']}, http: {url:
     fn the_masked_document_reads_back() {
         let text = Config::default().to_yaml_masked();
         assert_eq!(yaml(&text), Config::default(), "{text}");
-        assert!(text.contains("\n  heartbeat_ttl: 30s\n"), "{text}");
+        for line in ["\n  heartbeat_ttl: 30s\n", "\n  count: 16\n", "\n  failure_threshold: 0.5\n"] {
+            assert!(text.contains(line), "{text}");
+        }
     }
 
     #[test]

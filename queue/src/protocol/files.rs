@@ -430,10 +430,24 @@ mod tests {
     fn too_deep_and_too_large_are_refused_before_they_hurt() {
         let deep = format!(r#"{{"id":"a","x":{}{}}}"#, "[".repeat(200), "]".repeat(200));
         assert!(matches!(policy().decode(deep.into()), Err((_, NotAJob::Malformed(_)))));
-        let large = vec![b' '; (1 << 20) + 1];
+        let size = (1 << 20) + crate::job::OWN_FIELDS + 1;
+        let large = vec![b' '; size];
         let (raw, why) = policy().decode(large.into()).unwrap_err();
-        assert_eq!(why, NotAJob::Oversize { size: (1 << 20) + 1, max: 1 << 20 });
+        assert_eq!(why, NotAJob::Oversize { size, max: 1 << 20 });
         assert_eq!(policy().reject(&raw, &why, &queue(), 0).verdict, Verdict::Dead(Reason::Oversize));
+    }
+
+    #[test]
+    fn a_job_of_the_largest_size_can_be_retried_and_interrupted() {
+        let frame = r#"{"id":"a","x":""}"#.len();
+        let job = job(&format!(r#"{{"id":"a","x":"{}"}}"#, "x".repeat((1 << 20) - frame)));
+        let Effect::Delay { member, .. } = &settle(&job, &failed()).effects[0] else { panic!() };
+        let retried = member.slice("lane-1-1|".len()..);
+        let Effect::Push { bytes, .. } = &policy().interrupted(&retried, &queue(), HEARTBEAT, 0).effects[0]
+        else {
+            panic!()
+        };
+        assert!(policy().decode(bytes.clone()).is_ok());
     }
 
     #[test]

@@ -10,6 +10,8 @@ if token ~= ARGV[2] then
   if redis.call('ZSCORE', KEYS[3], ARGV[1]) then return { 0 } end
 end
 local now = redis.call('TIME')
+-- The first write, never refused: see cycle.lua.
+redis.call('HDEL', KEYS[1], '')
 redis.call('HSET', KEYS[1], 'token', ARGV[2], 'seq', '0', unpack(ARGV, 4))
 redis.call('SET', KEYS[2], '', 'PX', ARGV[3])
 redis.call('ZADD', KEYS[3], now[1] * 1000 + math.floor(now[2] / 1000) + tonumber(ARGV[3]), ARGV[1])

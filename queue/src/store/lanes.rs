@@ -4,7 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use super::cycle::LaneHandle;
 use super::{
-    CLOSE, Call, EXTEND, FENCE, FORGET, ORPHAN, REGISTER, Session, StoreError, list, number, text, unexpected,
+    CLOSE, Call, EXTEND, FENCE, FORGET, NUMBER, ORPHAN, REGISTER, Session, StoreError, list, number, text,
+    unexpected,
 };
 
 /// Who opens a lane.
@@ -77,9 +78,8 @@ impl Session {
     /// Opens a lane under a number that was never used before.
     pub async fn register(&mut self, who: &Registration) -> Result<LaneHandle, StoreError> {
         loop {
-            let mut incr = Cmd::new();
-            incr.arg("INCR").arg(self.keys.lane_seq());
-            let number = number(&self.query(&incr).await?).ok_or_else(|| unexpected("lane_seq"))?;
+            let call = Call::new(vec![self.keys.lane_seq(), self.keys.counters()]);
+            let number = number(&self.eval(&NUMBER, &call).await?).ok_or_else(|| unexpected("lane_seq"))?;
             let id = format!("{}-{number}", who.process);
             let token = uuid::Uuid::new_v4().simple().to_string();
             if let Some(handle) = self.register_as(who, id, token).await? {

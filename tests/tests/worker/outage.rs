@@ -135,27 +135,27 @@ async fn random_lost_replies_under_load_lose_double_and_strand_nothing() {
 
 /// The scripts as the worker sends them.
 const SCRIPTS: [(&str, &str); 9] = [
-    ("register", include_str!("../../queue/src/scripts/register.lua")),
+    ("register", include_str!("../../../queue/src/scripts/register.lua")),
     (
         "cycle",
         concat!(
-            include_str!("../../queue/src/scripts/effects.lua"),
-            include_str!("../../queue/src/scripts/cycle.lua")
+            include_str!("../../../queue/src/scripts/effects.lua"),
+            include_str!("../../../queue/src/scripts/cycle.lua")
         ),
     ),
     (
         "move",
         concat!(
-            include_str!("../../queue/src/scripts/effects.lua"),
-            include_str!("../../queue/src/scripts/move.lua")
+            include_str!("../../../queue/src/scripts/effects.lua"),
+            include_str!("../../../queue/src/scripts/move.lua")
         ),
     ),
-    ("extend", include_str!("../../queue/src/scripts/extend.lua")),
-    ("fence", include_str!("../../queue/src/scripts/fence.lua")),
-    ("forget", include_str!("../../queue/src/scripts/forget.lua")),
-    ("page", include_str!("../../queue/src/scripts/page.lua")),
-    ("snapshot", include_str!("../../queue/src/scripts/snapshot.lua")),
-    ("close", include_str!("../../queue/src/scripts/close.lua")),
+    ("extend", include_str!("../../../queue/src/scripts/extend.lua")),
+    ("fence", include_str!("../../../queue/src/scripts/fence.lua")),
+    ("forget", include_str!("../../../queue/src/scripts/forget.lua")),
+    ("page", include_str!("../../../queue/src/scripts/page.lua")),
+    ("snapshot", include_str!("../../../queue/src/scripts/snapshot.lua")),
+    ("close", include_str!("../../../queue/src/scripts/close.lua")),
 ];
 
 /// A worker that is restarted in its pod (fence, move, forget), with jobs that fail once (move, page), and that

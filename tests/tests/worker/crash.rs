@@ -234,3 +234,29 @@ async fn never_reaped(length: Duration) {
     }
     println!("3 jobs of {length:?} with a TTL of {TTL:?}: each ran once");
 }
+
+#[tokio::test]
+async fn a_producer_killed_after_an_enqueue_pushes_every_file_once_when_it_is_back() {
+    let mut scene = Scene::start().await;
+    let dir = scene.server.dir().join("inbox");
+    std::fs::create_dir(&dir).unwrap();
+    for n in 0..250 {
+        std::fs::write(dir.join(format!("{n}.txt")), "content").unwrap();
+    }
+    let options = WorkerOptions::new("producer")
+        .redis(scene.server.addr())
+        .env("PRODUCER_SCAN_DIR", dir.display())
+        .env("PRODUCER_RATE_LIMIT_PER_SEC", 0)
+        .env("PRODUCER_ONCE", "true");
+    let mut killed = Worker::spawn(&options.clone().failpoint("after-enqueue"));
+    let status = killed.wait_exit(SOON).await;
+    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9), "{status}");
+    let before = scene.ledger.places().await.waiting.len();
+    assert!((1..250).contains(&before), "it was killed half-way: {before} of 250");
+    assert!(Worker::spawn(&options).wait_exit(SOON).await.success());
+    let places = scene.ledger.places().await;
+    let mut paths: Vec<&str> = places.waiting.iter().filter_map(|job| job["filepath"].as_str()).collect();
+    paths.sort_unstable();
+    paths.dedup();
+    assert_eq!((paths.len(), places.waiting.len()), (250, 250), "every file once");
+}

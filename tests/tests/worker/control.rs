@@ -90,10 +90,10 @@ async fn a_second_signal_ends_the_worker_at_once() {
     let all = ids("job", 4);
     scene.ledger.enqueue(LOW, &all).await;
     let options = scene.options().env("WORKER_COUNT", 2);
-    let signals: [(i32, fn(&Worker)); 2] = [(143, Worker::sigterm), (130, Worker::sigint)];
     let mut workers = [Worker::spawn(&options), Worker::spawn(&options)];
     scene.running(4).await;
-    for (worker, (code, signal)) in workers.iter_mut().zip(signals) {
+    for (worker, code) in workers.iter_mut().zip([143, 130]) {
+        let signal = |worker: &Worker| if code == 130 { worker.sigint() } else { worker.sigterm() };
         signal(worker);
         worker
             .wait_for_log("Stopping: no new jobs, what runs may finish; signal again to stop at once")
@@ -213,7 +213,7 @@ async fn the_first_queue_is_served_first() {
     let mut scene = Scene::start().await;
     scene.ledger.command::<()>(&["SET", "jobqueue:paused", "1"]).await;
     let worker = Worker::spawn(&scene.options().env("WORKER_COUNT", 1));
-    worker.wait_for_log("Opened a lane").await;
+    worker.wait_for_log_where("Queue was paused or resumed", |entry| entry["value"] == "paused").await;
     let (low, high) = (ids("low", 30), ids("high", 30));
     scene.ledger.enqueue(LOW, &low).await;
     scene.ledger.enqueue(HIGH, &high).await;

@@ -84,11 +84,8 @@ async fn a_suspect_with_many_deaths_runs_alone_and_is_cleared_by_a_failure_of_it
     let worker = Worker::spawn(&options);
     recorder.wait_started("suspect", 1).await;
     let record = recorded_lane(&worker).await;
-    assert_eq!(
-        ledger.command::<String>(&["HGET", &record, "alone"]).await,
-        "1",
-        "written down before it runs"
-    );
+    let alone: String = ledger.command(&["HGET", &record, "alone"]).await;
+    assert_ne!(alone, "", "written down before it runs");
     ledger.enqueue(LOW, &ids("job", 10)).await;
     let seq = async |ledger: &mut Ledger| ledger.command::<u64>(&["HGET", &record, "seq"]).await;
     let before = seq(&mut ledger).await;

@@ -1,5 +1,11 @@
 //! Fencing the dead and giving their jobs back. TTLs are far below what a configuration allows, so that a test
 //! waits for the two looks only.
+#![allow(
+    clippy::unwrap_used,
+    clippy::wildcard_imports,
+    reason = "tests: a panic is the report, and modules only group them"
+)]
+
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -30,8 +36,8 @@ async fn lane_with(bench: &mut Bench, ttl_ms: u64, jobs: &[Bytes]) -> Lane {
 /// Passes until something was fenced; answers what that pass did.
 async fn until_fenced(reaper: &mut Reaper) -> Reaped {
     eventually(SOON, "a lane to be fenced", async || {
-        let reaped = reaper.pass().await.unwrap();
-        if reaped.fenced > 0 { Ok(reaped) } else { Err("none") }
+        let done = reaper.pass().await.unwrap();
+        if done.fenced > 0 { Ok(done) } else { Err("none") }
     })
     .await
 }
@@ -45,11 +51,11 @@ mod looking {
         let lane = lane_with(&mut bench, 1, &["a", "b"].map(job)).await;
         let mut reaper = bench.reaper(SHORT);
         let first_look = Instant::now();
-        let reaped = until_fenced(&mut reaper).await;
+        let done = until_fenced(&mut reaper).await;
         assert!(first_look.elapsed() >= Duration::from_secs(2), "{:?}", first_look.elapsed());
         assert!(first_look.elapsed() < Duration::from_secs(5), "{:?}", first_look.elapsed());
         assert_eq!(
-            reaped.moved,
+            done.moved,
             [("high".to_owned(), Verdict::Suspected), ("high".to_owned(), Verdict::Suspected)]
         );
         bench.assert_conserved(&["a", "b"]).await;

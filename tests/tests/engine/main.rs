@@ -1,0 +1,8 @@
+//! The engine on real Redis servers: every transition, every fault. One binary, because linking costs more than running.
+mod connect;
+mod cycle;
+mod faults;
+mod jobs;
+mod model;
+mod reap;
+mod shards;

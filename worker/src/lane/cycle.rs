@@ -1,0 +1,359 @@
+//! The cycle: says what finished, hears what is new. Decisions are made here, one script carries them out.
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use jobqueue::breaker;
+use jobqueue::effects::{Decision, Verdict};
+use jobqueue::job::{Fields, Job};
+use jobqueue::outcome::Outcome;
+use jobqueue::protocol::Interruption;
+use jobqueue::protocol::files::COMPLETED_ENTRY_MAX;
+use jobqueue::store::{Cycle, Cycled, QueueAsk, Returned, Settlement, Status, digest};
+
+use super::held::{Held, Phase, Planned, given, oldest_job, one_of};
+use super::parked::State;
+use super::{End, LAST_WORDS, Lane, TICK};
+use crate::failpoint;
+use crate::health::Dependency;
+use crate::slots::Permit;
+
+impl Lane {
+    /// One round trip: settle what finished, reserve what fits.
+    pub(super) async fn cycle(&mut self) -> Result<(), End> {
+        failpoint::hit("before-cycle");
+        let permits = if self.may_reserve() { self.shared.slots.take(self.room()) } else { None };
+        let free = permits.as_ref().map_or(0, Permit::num_permits);
+        let (cycle, plan, claimed) = self.plan(free);
+        let room = cycle.room;
+        let words: Vec<_> = self.parks.iter().map(|park| park.state).collect();
+        let answer = self.say(&cycle).await?;
+        self.cycled = Instant::now();
+        let Some(cycled) = answer else {
+            let count = self.held_count();
+            tracing::warn!(worker_id = self.handle.id, count, "Lost the lease, what it held runs elsewhere");
+            for (queue, _) in claimed.iter().enumerate().filter(|(_, claimed)| **claimed) {
+                self.shared.breaker(queue).abandoned();
+            }
+            return Err(End::Lost);
+        };
+        self.held.iter_mut().flatten().for_each(|held| held.adopting = None);
+        failpoint::hit("after-cycle");
+        self.seq = cycle.seq;
+        for (park, word) in self.parks.iter_mut().zip(words) {
+            if park.state == word {
+                park.cleared();
+            }
+        }
+        self.looked = true;
+        let resumed = self.control(&cycled);
+        let mut permits: Vec<Permit> = permits.into_iter().collect();
+        permits.extend(self.settled(&plan, &cycled));
+        let got = self.reserved(&cycled, permits, &claimed);
+        // Who was paused has not asked yet, and must before it parks: parked fetches know no priority.
+        self.hungry = self.may_reserve() && (resumed || (room > 0 && got >= room));
+        if self.hungry && self.shared.slots.free() > 0 {
+            self.shared.wake.notify_waiters();
+        }
+        // The record says now that it runs alone.
+        if !cycle.alone.is_empty()
+            && let Some((queue, at)) = self.alone.and_then(|key| self.find(key))
+            && let Phase::Admitted(job) = &self.held[queue][at].phase
+        {
+            let job = Arc::clone(job);
+            self.start(queue, at, job);
+        }
+        let oldest = self.held.iter().flatten().min_by_key(|held| held.key);
+        self.beat.set_oldest(oldest.map(oldest_job).unwrap_or_default());
+        Ok(())
+    }
+
+    /// What to say: decisions are made here, and carried out by one script.
+    pub(super) fn plan(&mut self, free: usize) -> (Cycle, Vec<Planned>, Vec<bool>) {
+        let now = Instant::now();
+        let now_ms = self.session.now_ms();
+        // A slot whose job is settled by this call is free for the next in the same call.
+        let room = if self.may_reserve() && !self.shared.slots.is_awaited() {
+            free + self.held.iter().flatten().filter(|held| held.is_settleable()).count()
+        } else {
+            free
+        };
+        let mut cycle = Cycle { seq: self.seq + 1, room, ..Cycle::default() };
+        let (mut by_position, mut by_bytes, mut done) = (Vec::new(), Vec::new(), Vec::new());
+        let mut claimed = Vec::new();
+        let drained = !self.quiet.is_empty() && self.parks.iter().all(|park| park.state != State::Waiting);
+        if drained {
+            cycle.quiet.clone_from(&self.quiet);
+        }
+        for queue in 0..self.held.len() {
+            // In the order in which the script adopts them: the queue's first, then its suspects'.
+            self.held[queue].sort_by_key(|held| held.adopting);
+            let keys = self.session.keys.queues[queue].clone();
+            let mut ask = QueueAsk { expected: self.held[queue].len(), ..QueueAsk::default() };
+            let mut breaker = self.shared.breaker(queue);
+            let before = breaker.state(now);
+            ask.limit = breaker.allows(room, now);
+            ask.suspects = ask.limit.min(1);
+            let probes = before == breaker::State::HalfOpen && ask.limit > 0;
+            if probes {
+                breaker.fetched(now);
+            }
+            // A cooldown ends by itself: nobody else says that an open breaker has become half-open. Said while the
+            // breaker is locked, so that it cannot overwrite a change that another lane has just reported.
+            self.shared.queue_metrics[queue].breaker_is(before);
+            drop(breaker);
+            for park in self.parks.iter().filter(|park| park.queue == queue) {
+                let word = park.word(ask.limit > 0);
+                if park.suspects { ask.parked_suspects = word } else { ask.parked = word }
+            }
+            claimed.push(probes);
+            let (mut others, mut last_done) = (0, 0);
+            for (position, held) in self.held[queue].iter_mut().enumerate() {
+                if !held.is_settleable() {
+                    continue;
+                }
+                held.refused = None;
+                // Only what is put into a sorted set needs a name of its own there.
+                let unique = match &held.phase {
+                    Phase::Finished(_, Outcome::Done, _) => String::new(),
+                    _ => format!("{}-{}-{}", self.handle.id, cycle.seq, held.key),
+                };
+                let decision = match &held.phase {
+                    Phase::Finished(job, outcome, took) => {
+                        cycle.busy_ms += u64::try_from(took.as_millis()).unwrap_or(0);
+                        if let Outcome::HandlerDied(_) = outcome {
+                            let how = Interruption::of_handler(self.alone == Some(held.key));
+                            self.shared.protocol.interrupted(&held.raw, &keys, how, now_ms)
+                        } else {
+                            self.shared.protocol.settle(job, outcome, &keys, now_ms, &unique)
+                        }
+                    }
+                    Phase::Rejected(why) => self.shared.protocol.reject(&held.raw, why, &keys, now_ms),
+                    Phase::Waiting(..) | Phase::Admitted(_) | Phase::Running(..) => continue,
+                };
+                let Decision { verdict, effects } = decision;
+                if matches!(verdict, Verdict::Retried | Verdict::Dead(_)) {
+                    cycle.failed += 1;
+                }
+                let planned = Planned { queue, key: held.key, verdict };
+                let large = held.raw.len() > COMPLETED_ENTRY_MAX;
+                if verdict == Verdict::Done && !large {
+                    ask.done.push(held.raw.clone());
+                    done.push(planned);
+                    last_done = position + 1;
+                } else {
+                    others += 1;
+                    let position = large.then_some(position);
+                    let settlement = Settlement { queue, raw: held.raw.clone(), position, effects };
+                    if large {
+                        by_position.push((settlement, planned));
+                    } else {
+                        by_bytes.push((settlement, planned));
+                    }
+                }
+            }
+            ask.done_at_head = others == 0 && last_done == ask.done.len();
+            cycle.queues.push(ask);
+        }
+        let (settlements, mut plan): (Vec<_>, Vec<_>) = by_position.into_iter().chain(by_bytes).unzip();
+        cycle.settlements = settlements;
+        plan.extend(done);
+        let alone = self.alone.filter(|key| plan.iter().all(|planned| planned.key != *key));
+        cycle.alone = alone
+            .and_then(|key| self.find(key))
+            .map(|(queue, at)| digest(&self.held[queue][at].raw))
+            .unwrap_or_default();
+        (cycle, plan, claimed)
+    }
+
+    /// Repeats the same words until Redis answers: an equal sequence number changes nothing twice.
+    pub(super) async fn say(&mut self, cycle: &Cycle) -> Result<Option<Cycled>, End> {
+        let side = self.shared.protocol.consuming_side();
+        loop {
+            self.beat.tick();
+            let trips = self.session.round_trips;
+            let answer =
+                self.session.cycle(&self.handle, cycle, side, self.shared.settings.completed_max).await;
+            self.shared.metrics.redis_round_trips(self.session.round_trips - trips);
+            match answer {
+                Ok(answer) => {
+                    self.shared.metrics.redis_answers(true);
+                    self.shared.readiness.dependency("redis", Dependency::Up);
+                    return Ok(answer);
+                }
+                Err(error) => {
+                    self.shared.metrics.redis_answers(false);
+                    self.shared.readiness.dependency("redis", Dependency::Down);
+                    tracing::warn!(worker_id = self.handle.id, error = %error, "Could not settle, trying again");
+                    if self.deadline.is_some_and(|deadline| deadline + LAST_WORDS < Instant::now()) {
+                        return Err(End::GaveUp);
+                    }
+                    let wait = if error.is_transient() { self.session.backoff() } else { TICK };
+                    tokio::time::sleep(wait).await;
+                }
+            }
+        }
+    }
+
+    /// Obeys the control keys; answers whether it may reserve again.
+    pub(super) fn control(&mut self, cycled: &Cycled) -> bool {
+        let before = self.may_reserve();
+        if self.paused != cycled.paused {
+            let state = if cycled.paused { "paused" } else { "running" };
+            tracing::info!(worker_id = self.handle.id, value = state, "Queue was paused or resumed");
+        }
+        self.paused = cycled.paused;
+        if self.quiet != cycled.quiet {
+            let word = if cycled.quiet.is_empty() { "resumed" } else { "quiet" };
+            tracing::info!(
+                worker_id = self.handle.id,
+                value = word,
+                "Worker was told to be quiet or to resume"
+            );
+            self.quiet.clone_from(&cycled.quiet);
+        }
+        !before && self.may_reserve()
+    }
+
+    /// Forgets what was settled; answers the slots that became free.
+    pub(super) fn settled(&mut self, plan: &[Planned], cycled: &Cycled) -> Vec<Permit> {
+        let mut permits = Vec::with_capacity(plan.len());
+        for (planned, status) in plan.iter().zip(&cycled.statuses) {
+            let Some(at) = self.held[planned.queue].iter().position(|held| held.key == planned.key) else {
+                continue;
+            };
+            match status {
+                Status::Settled => {
+                    let mut held = self.held[planned.queue].remove(at);
+                    self.report(&held, planned);
+                    self.dropped(planned.queue, &held);
+                    permits.extend(held.permit.take());
+                }
+                Status::NotHeld => {
+                    let held = self.held[planned.queue].remove(at);
+                    let queue = &**self.shared.queue_metrics[planned.queue].name();
+                    tracing::warn!(worker_id = self.handle.id, queue, "A finished job was not held any more");
+                    self.dropped(planned.queue, &held);
+                }
+                Status::Refused => self.held[planned.queue][at].refused = Some(Instant::now()),
+            }
+        }
+        for refusal in &cycled.refusals {
+            let (key, reason) = (refusal.key.as_str(), refusal.reason.as_str());
+            tracing::error!(key, reason, "Redis refused a job, it stays where it is");
+        }
+        let quiet_and_empty = !self.quiet.is_empty() && !self.holds_anything();
+        let was = self.shared.drained[self.index].swap(quiet_and_empty, Ordering::SeqCst);
+        if quiet_and_empty && self.shared.drained.iter().all(|lane| lane.load(Ordering::SeqCst)) {
+            self.shared.readiness.drained();
+        } else if was && !quiet_and_empty {
+            self.shared.readiness.resumed();
+        }
+        if self.shared.slots.is_awaited() {
+            permits.clear();
+        }
+        permits
+    }
+
+    /// A job was settled: counts it, and says so.
+    pub(super) fn report(&self, held: &Held, planned: &Planned) {
+        let metrics = &self.shared.queue_metrics[planned.queue];
+        match planned.verdict {
+            Verdict::Done | Verdict::Discarded => metrics.jobs_completed(1),
+            Verdict::Retried => metrics.jobs_retried(1),
+            Verdict::Dead(reason) => {
+                if let Phase::Rejected(_) = held.phase {
+                    metrics.jobs_failed(reason, 1);
+                }
+                metrics.jobs_dead_lettered(1);
+                let fields = held.fields();
+                tracing::warn!(
+                    job_id = fields.map(|fields| fields.id.as_str()),
+                    trace_id = fields.and_then(|fields| given(&fields.trace_id)),
+                    span_id = fields.and_then(|fields| given(&fields.span_id)),
+                    queue = &**metrics.name(),
+                    reason = reason.as_str(),
+                    "Gave a job up"
+                );
+            }
+            Verdict::Released => metrics.jobs_released(1),
+            Verdict::Suspected => metrics.jobs_interrupted(1),
+        }
+    }
+
+    /// Takes over what a cycle brought; answers how many jobs are new.
+    pub(super) fn reserved(&mut self, cycled: &Cycled, mut permits: Vec<Permit>, claimed: &[bool]) -> usize {
+        let mut got = 0;
+        for (queue, returned) in cycled.queues.iter().enumerate() {
+            let fresh = if returned.whole { self.resync(queue, returned) } else { returned.jobs.clone() };
+            if claimed[queue] && fresh.is_empty() {
+                self.shared.breaker(queue).abandoned();
+            }
+            for raw in fresh {
+                got += 1;
+                match one_of(&mut permits).or_else(|| self.shared.slots.take(1)) {
+                    Some(permit) => self.admit(queue, raw, permit),
+                    None => self.refuse(queue, raw),
+                }
+            }
+            if returned.whole {
+                // As in Redis: large jobs are settled by their place.
+                let mut unordered = std::mem::take(&mut self.held[queue]);
+                for raw in &returned.jobs {
+                    if let Some(at) = unordered.iter().position(|held| held.raw == *raw) {
+                        self.held[queue].push(unordered.remove(at));
+                    }
+                }
+            }
+        }
+        got
+    }
+
+    /// A job without a slot (a lost reply, a ghost of a parked fetch): goes back, uncounted.
+    pub(super) fn refuse(&mut self, queue: usize, raw: Bytes) {
+        let key = self.next_key;
+        self.next_key += 1;
+        self.shared.metrics.jobs_in_flight_changed(1);
+        let job = Arc::new(Job { raw: raw.clone(), fields: Fields::default() });
+        self.shared.breaker(queue).abandoned();
+        let phase = Phase::Finished(job, Outcome::Released, Duration::ZERO);
+        let held = Held {
+            key,
+            raw,
+            reserved: Instant::now(),
+            phase,
+            permit: None,
+            probe: false,
+            refused: None,
+            adopting: None,
+        };
+        self.held[queue].push(held);
+    }
+
+    /// The list was not what we believed: keep what is still there, in its order; answers what is new to us.
+    pub(super) fn resync(&mut self, queue: usize, returned: &Returned) -> Vec<Bytes> {
+        let mut before = std::mem::take(&mut self.held[queue]);
+        let mut fresh = Vec::new();
+        for raw in &returned.jobs {
+            match before.iter().position(|held| held.raw == *raw) {
+                Some(at) => self.held[queue].push(before.remove(at)),
+                None => fresh.push(raw.clone()),
+            }
+        }
+        let name = &**self.shared.queue_metrics[queue].name();
+        tracing::warn!(
+            worker_id = self.handle.id,
+            queue = name,
+            count = before.len(),
+            "Held jobs were not as expected"
+        );
+        for held in before {
+            if let Phase::Running(_, task) | Phase::Waiting(_, task) = &held.phase {
+                task.abort();
+            }
+            self.dropped(queue, &held);
+        }
+        fresh
+    }
+}
