@@ -149,13 +149,6 @@ pub struct Connection {
     driver: tokio::task::JoinHandle<()>,
 }
 
-impl Connection {
-    /// Another handle on the same socket; it ends when this one is dropped.
-    pub fn handle(&self) -> MultiplexedConnection {
-        self.redis.clone()
-    }
-}
-
 impl Drop for Connection {
     fn drop(&mut self) {
         // Without this a socket whose blocking command was given up would live on, still first in line.
@@ -284,8 +277,10 @@ impl Connector {
         let candidates: Vec<SocketAddr> =
             tokio::net::lookup_host(addr).await.map_err(|error| unreachable(addr, &error))?.collect();
         let mut reason = String::from("the name has no address");
+        // One that does not answer must leave time for the next.
+        let each = self.settings.dial_timeout / u32::try_from(candidates.len().max(1)).unwrap_or(1);
         for candidate in candidates {
-            match timeout(self.settings.dial_timeout, TcpStream::connect(candidate)).await {
+            match timeout(each, TcpStream::connect(candidate)).await {
                 Ok(Ok(stream)) => {
                     let _ = stream.set_nodelay(true);
                     // A peer that vanished must not keep a socket for hours: dead after ~10 s of silence.

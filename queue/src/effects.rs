@@ -37,7 +37,7 @@ impl Side {
     }
 }
 
-/// One change in Redis. `Push`, `Delay` and `Set` place the job; `Trim` and `Count` only tidy and count.
+/// One change in Redis. `Push`, `Delay` and `Set` place the job; `Trim` only tidies.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Effect {
     /// Put bytes at one end of a list.

@@ -59,7 +59,7 @@ impl Engine {
             dead_letter_max: kept(worker.dead_letter_max),
         };
         Self {
-            connector: Connector::new(redis_settings(&config.redis)),
+            connector: Connector::new(redis_settings(&config.redis, worker.heartbeat_ttl.get() / 2)),
             shards: Keys::all(&naming),
             protocol: Arc::new(protocol),
             queues: naming.queues.iter().map(|(name, _)| name.clone()).collect(),
@@ -109,7 +109,8 @@ pub fn breaker_settings(config: &Config) -> breaker::Settings {
     }
 }
 
-fn redis_settings(redis: &Redis) -> Settings {
+/// `longest`: whoever waits longer for a connection or a reply cannot renew its lease in time.
+fn redis_settings(redis: &Redis, longest: Duration) -> Settings {
     let given = |text: &str| (!text.is_empty()).then(|| text.to_owned());
     let file = |text: &str| given(text).map(PathBuf::from);
     let mut settings = Settings {
@@ -120,8 +121,8 @@ fn redis_settings(redis: &Redis) -> Settings {
         password_file: file(&redis.password_file),
         db: i64::from(redis.db),
         wait_replicas: redis.wait_replicas,
-        dial_timeout: redis.dial_timeout.get(),
-        read_timeout: redis.read_timeout.get(),
+        dial_timeout: redis.dial_timeout.get().min(longest),
+        read_timeout: redis.read_timeout.get().min(longest),
         write_timeout: redis.write_timeout.get(),
     };
     let mut encrypted = redis.tls.enabled;
@@ -151,7 +152,9 @@ fn redis_settings(redis: &Redis) -> Settings {
 /// `redis://user:password@host:port/db`, `rediss://...`, `unix:///path?db=1`.
 fn apply_url(url: &str, settings: &mut Settings) {
     let (scheme, rest) = url.split_once("://").unwrap_or(("redis", url));
-    let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+    // Credentials first: a password may hold a `?`, a host may not hold an `@`.
+    let (credentials, rest) = rest.rsplit_once('@').map_or((None, rest), |(user, rest)| (Some(user), rest));
+    let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
     for pair in query.split('&') {
         match pair.split_once('=') {
             Some(("db", db)) => settings.db = db.parse().unwrap_or(settings.db),
@@ -161,11 +164,9 @@ fn apply_url(url: &str, settings: &mut Settings) {
         }
     }
     if scheme.contains("unix") {
-        settings.address = Address::Unix(PathBuf::from(decoded(rest)));
+        settings.address = Address::Unix(PathBuf::from(decoded(place)));
         return;
     }
-    let (credentials, place) =
-        rest.rsplit_once('@').map_or((None, rest), |(user, place)| (Some(user), place));
     if let Some(credentials) = credentials {
         let (user, password) = credentials.split_once(':').unwrap_or((credentials, ""));
         settings.username = (!user.is_empty()).then(|| decoded(user)).or_else(|| settings.username.take());
@@ -201,7 +202,7 @@ mod tests {
 
     fn of(yaml: &str) -> Settings {
         let tree = serde_saphyr::from_str::<serde_json::Value>(yaml).unwrap();
-        redis_settings(&Config::from_value(tree).unwrap().config.redis)
+        redis_settings(&Config::from_value(tree).unwrap().config.redis, Duration::from_secs(15))
     }
 
     #[test]

@@ -93,11 +93,6 @@ impl Keys {
         u16::try_from(bucket).unwrap_or(0)
     }
 
-    /// Which shard this is.
-    pub fn shard(&self) -> u16 {
-        self.shard
-    }
-
     /// A key whose hash slot is the shard's.
     pub fn slot_key(&self) -> String {
         self.own("lanes")

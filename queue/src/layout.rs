@@ -72,6 +72,7 @@ pub async fn settle(engine: &Engine) -> Result<Vec<Keys>, LayoutError> {
     let mut session = engine.session(&Keys::new(naming, 0));
     let now = Layout::of(naming);
     let mut leftovers = Vec::new();
+    let mut needed = false;
     // A tagged and a plain layout are written down in different places; in a Cluster only the tagged one can be.
     let plain = Naming { shards: 1, cluster: false, ..naming.clone() };
     let mut places = vec![session.keys.layout()];
@@ -104,11 +105,17 @@ pub async fn settle(engine: &Engine) -> Result<Vec<Keys>, LayoutError> {
         if empty && *place != places[0] {
             session.unlink(place).await?;
         } else if !empty && *place == places[0] {
-            // Still needed: whoever starts next must find it.
-            return Ok(leftovers);
+            needed = true;
         }
     }
-    session.set(&places[0], &now.to_text()).await?;
+    // What an older layout left is still found by whoever starts next, until it is empty.
+    if !needed && session.get(&places[0]).await?.as_deref() != Some(&now.to_text()) {
+        match session.set(&places[0], &now.to_text()).await {
+            // A full Redis needs workers most of all: the next start writes it down.
+            Err(StoreError::OutOfMemory(_)) => {}
+            written => written?,
+        }
+    }
     Ok(leftovers)
 }
 

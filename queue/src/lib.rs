@@ -1,4 +1,32 @@
-//! What a job is and every transition it can make.
+//! What a job is and every transition it can make. Nothing else touches Redis or knows a key.
+//!
+//! ```text
+//!             enqueue                 reserve                    settle: done
+//!   (client) ---------> waiting --------------------> reserved -----------------> completed
+//!                         ^  ^                         |  |  |
+//!               promote   |  |   reap / release        |  |  +-- settle: dead --> dead letters
+//!      delayed -----------+  +-------------------------+  |
+//!         ^                                               |
+//!         +------------- settle: retry (backoff) ---------+
+//! ```
+//!
+//! A job is in exactly one place at every instant; every arrow is one atomic script or command. It is worse to lose
+//! a job than to run it twice, and worse to run it twice than to run it late.
+//!
+//! | word | |
+//! |---|---|
+//! | *enqueue* | put a new job into its queue |
+//! | *reserve* | a lane takes a job: it holds it until it settles or releases it, or is fenced |
+//! | *lane* | what holds jobs: a record with the lease, a heartbeat, lists |
+//! | *extend* | renew a lane's heartbeat |
+//! | *settle* | done, retry or dead: what becomes of a job that ran |
+//! | *release* | give a job back to the consuming end of its queue, uncounted |
+//! | *promote* | bring a delayed job back when it is due |
+//! | *fence* | take a lane's lease away: nothing it says is accepted any more |
+//! | *reap* | give the jobs of a fenced lane back |
+//! | *suspect* | a job whose process died while it held the job |
+//!
+//! A [`protocol`] decides, purely; [`effects`] say what that does to Redis; the [`store`] carries it out.
 pub mod breaker;
 pub mod config;
 pub mod connect;

@@ -2,6 +2,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::keys::QueueKeys;
 use crate::protocol::Protocol;
 use crate::store::{PAGE_COUNT, PageKind, Session, Status, StoreError};
 
@@ -17,32 +18,45 @@ pub struct Promoted {
     pub more: bool,
 }
 
-/// Promotes the due jobs of every queue of the session's shard, page by page.
+/// Promotes the due jobs of every queue of the session's shard, page by page. A queue whose keys cannot be used does
+/// not keep the others waiting: its error comes last.
 pub async fn pass(session: &mut Session, protocol: &Arc<dyn Protocol>) -> Result<Promoted, StoreError> {
     let started = Instant::now();
     let mut promoted = Promoted::default();
+    let mut failed = None;
     for queue in session.keys.queues.clone() {
-        loop {
-            let page = session.page(&queue.delayed, PageKind::Due, PAGE_COUNT).await?;
-            if page.entries.is_empty() {
-                break;
-            }
-            let moves: Vec<_> = page
-                .entries
-                .iter()
-                .map(|member| (member.clone(), protocol.promote(member, &queue)))
-                .collect();
-            let statuses = session.promote(&queue.delayed, &moves).await?;
-            let settled = statuses.iter().filter(|status| **status == Status::Settled).count();
-            promoted.moved += settled;
-            if statuses.contains(&Status::Refused) && settled == 0 {
-                break;
-            }
-            if started.elapsed() > PASS_BUDGET {
-                promoted.more = true;
-                return Ok(promoted);
-            }
+        match promote(session, protocol, &queue, started, &mut promoted).await {
+            Ok(()) => {}
+            Err(error) if error.is_transient() => return Err(error),
+            Err(error) => failed = Some(error),
         }
     }
-    Ok(promoted)
+    failed.map_or(Ok(promoted), Err)
+}
+
+async fn promote(
+    session: &mut Session,
+    protocol: &Arc<dyn Protocol>,
+    queue: &QueueKeys,
+    started: Instant,
+    promoted: &mut Promoted,
+) -> Result<(), StoreError> {
+    loop {
+        let page = session.page(&queue.delayed, PageKind::Due, PAGE_COUNT).await?;
+        if page.entries.is_empty() {
+            return Ok(());
+        }
+        let moves: Vec<_> =
+            page.entries.iter().map(|member| (member.clone(), protocol.promote(member, queue))).collect();
+        let statuses = session.promote(&queue.delayed, &moves).await?;
+        let settled = statuses.iter().filter(|status| **status == Status::Settled).count();
+        promoted.moved += settled;
+        if statuses.contains(&Status::Refused) && settled == 0 {
+            return Ok(());
+        }
+        if started.elapsed() > PASS_BUDGET {
+            promoted.more = true;
+            return Ok(());
+        }
+    }
 }

@@ -18,6 +18,8 @@ use crate::store::{
 
 /// Time between the two looks.
 const SECOND_LOOK: Duration = Duration::from_secs(2);
+/// Redis' clock and ours may drift apart by this much between two passes.
+const CLOCK_STEP_MS: u64 = 1_000;
 /// Lanes looked at in one pass.
 const LANES: usize = 1000;
 
@@ -53,6 +55,7 @@ pub struct Reaper {
     looks: HashMap<String, Instant>,
     orphans: HashMap<String, Instant>,
     trouble: Instant,
+    seen: Option<(u64, Instant)>,
     cursor: String,
 }
 
@@ -71,6 +74,7 @@ impl Reaper {
             looks: HashMap::new(),
             orphans: HashMap::new(),
             trouble: Instant::now(),
+            seen: None,
             cursor: "0".into(),
         }
     }
@@ -84,7 +88,7 @@ impl Reaper {
     /// Fences what is dead, then empties what is fenced.
     pub async fn pass(&mut self) -> Result<Reaped, StoreError> {
         let outcome = self.try_pass().await;
-        if outcome.is_err() {
+        if outcome.as_ref().is_err_and(StoreError::is_transient) {
             // Whatever Redis suffers from, the lanes suffer from it too: their time starts anew.
             self.trouble = Instant::now();
             self.looks.clear();
@@ -93,16 +97,21 @@ impl Reaper {
         outcome
     }
 
-    /// Fences the lanes of a process that is certainly dead, then empties them.
-    pub async fn fence_certain(&mut self, lane: &str, cause: &str) -> Result<Fenced, StoreError> {
-        self.session.fence(lane, true, cause).await
-    }
-
     async fn try_pass(&mut self) -> Result<Reaped, StoreError> {
         let mut reaped = Reaped::default();
         let started = Instant::now();
         self.session.time().await?;
         let now_ms = self.session.now_ms();
+        if let Some((ms, at)) = self.seen.replace((now_ms, started)) {
+            // Redis' clock was set, or its machine slept: heartbeats lapsed that nobody could have renewed.
+            let passed = u64::try_from(at.elapsed().as_millis()).unwrap_or(u64::MAX);
+            if now_ms.abs_diff(ms).abs_diff(passed) > CLOCK_STEP_MS || now_ms < ms {
+                tracing::warn!(reason = "clock", "Redis' clock was set, giving every lane a whole TTL");
+                self.trouble = started;
+                self.looks.clear();
+                self.orphans.clear();
+            }
+        }
         let expired = self.session.expired(now_ms, LANES).await?;
         self.looks.retain(|lane, _| expired.contains(lane));
         for lane in expired {
@@ -125,7 +134,13 @@ impl Reaper {
             }
         }
         for lane in self.session.reaping(LANES).await? {
-            self.empty(&lane, &mut reaped).await?;
+            match self.empty(&lane, &mut reaped).await {
+                // A key of one dead lane that cannot be used must not keep the jobs of the others.
+                Err(error) if !error.is_transient() => {
+                    tracing::error!(worker_id = lane, error = %error, "Could not empty a dead lane, its jobs stay in its lists");
+                }
+                outcome => outcome?,
+            }
             if started.elapsed() > self.settings.pass_budget {
                 return Ok(reaped);
             }
@@ -145,14 +160,18 @@ impl Reaper {
             self.session.forget(lane, &LaneRecord::default(), 0).await?;
             return Ok(());
         };
-        let lists: Vec<String> = record.lists.iter().flat_map(|queue| queue.lists.clone()).collect();
-        if self.session.lengths(&lists).await?.iter().any(|length| *length > 0) {
-            for queue in &record.lists {
-                // What was parked came last, and goes back first.
-                for list in queue.lists.iter().rev() {
-                    self.empty_list(lane, &record, queue, list, reaped).await?;
+        let mut failed = None;
+        for queue in &record.lists {
+            // What was parked came last, and goes back first.
+            for list in queue.lists.iter().rev() {
+                match self.empty_list(lane, &record, queue, list, reaped).await {
+                    Err(error) if !error.is_transient() => failed = Some(error),
+                    outcome => outcome?,
                 }
             }
+        }
+        if let Some(error) = failed {
+            return Err(error);
         }
         let quiet =
             u64::try_from(self.settings.park_timeout.as_millis()).unwrap_or(u64::MAX).saturating_mul(2);

@@ -15,7 +15,7 @@ mod jobs;
 mod lanes;
 
 pub use cycle::{Cycle, Cycled, LaneHandle, Parked, QueueAsk, Refusal, Returned, Settlement, Status, digest};
-pub use jobs::{Dead, Enqueue, EnqueueError, Granted, Page, PageKind, QueueSnapshot, Snapshot, Turn};
+pub use jobs::{Enqueue, Granted, Page, PageKind, QueueSnapshot, Snapshot, Turn};
 pub use lanes::{Fenced, LaneRecord, RecordedLists, Registration};
 
 /// Whatever is read in one page is at most this large (and at least one job).

@@ -36,8 +36,12 @@ pub async fn run(shared: Arc<Shared>, beats: Vec<Arc<Beat>>, mut session: Sessio
             }
             Err(error) => {
                 tracing::warn!(error = %error, "Could not renew heartbeats");
-                session.disconnect();
-                wait = session.backoff().min(Duration::from_secs(2)).min(ttl / 4);
+                if error.is_transient() {
+                    session.disconnect();
+                    wait = session.backoff().min(ttl / 4);
+                } else {
+                    wait = Duration::from_secs(1);
+                }
             }
         }
     }

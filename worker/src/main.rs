@@ -16,6 +16,8 @@ use worker::traces::Tracer;
 
 /// The configuration is wrong, or the command line.
 const EXIT_USAGE: u8 = 2;
+/// Signals that arrive together are one.
+const REPEATED: std::time::Duration = std::time::Duration::from_millis(100);
 /// Something had to be left to a reaper.
 const EXIT_UNCLEAN: u8 = 3;
 
@@ -60,6 +62,11 @@ fn main() -> ExitCode {
 
 async fn run(cli: Cli, loaded: Loaded, started: SystemTime) -> anyhow::Result<ExitCode> {
     let Loaded { config, notes } = loaded;
+    if config.protocol != jobqueue::config::Protocol::Files {
+        // Read as `files` jobs, theirs would all be malformed, and end among the dead letters.
+        eprintln!("protocol = {}: this version speaks files only; nothing was touched", config.protocol);
+        return Ok(ExitCode::from(EXIT_USAGE));
+    }
     let role = match (cli.role, &cli.command) {
         (Some(role), _) => role,
         (None, Some(_)) => Role::Admin,
@@ -78,7 +85,8 @@ async fn run(cli: Cli, loaded: Loaded, started: SystemTime) -> anyhow::Result<Ex
         return roles::admin::run(&config, command).await;
     }
     if role == Role::Api {
-        anyhow::bail!("--role=api serves protocol async, which this version does not speak yet");
+        eprintln!("--role=api serves protocol async, which this version does not speak yet");
+        return Ok(ExitCode::from(EXIT_USAGE));
     }
     serve(role, &config, &notes, started).await
 }
@@ -158,6 +166,8 @@ fn on_signal() -> std::io::Result<Shutdown> {
         signalled().await;
         tracing::info!("Stopping: no new jobs, what runs may finish; signal again to stop at once");
         stopper.stop();
+        // One Ctrl-C may arrive twice: at the process, and at its group.
+        tokio::time::sleep(REPEATED).await;
         let code = signalled().await;
         tracing::warn!("Stopped at once");
         std::process::exit(code);

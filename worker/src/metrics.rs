@@ -116,7 +116,7 @@ impl Metrics {
                 "Dead letters dropped because of worker.dead_letter_max",
             )?,
             jobs_in_flight: gauge(&registry, "jobs_in_flight", "Jobs this process holds")?,
-            worker_active: gauge(&registry, "worker_active", "Slots of this process that take jobs")?,
+            worker_active: gauge(&registry, "worker_active", "Slots of this process that run a job")?,
             worker_slots: gauge(&registry, "worker_slots", "Configured slots of this process")?,
             redis_up: gauge(&registry, "redis_up", "1 while Redis answers this process, else 0")?,
             redis_round_trips: counter(
@@ -151,7 +151,7 @@ impl Metrics {
         self.jobs_in_flight.add(by);
     }
 
-    /// So many slots take jobs now: those of registered lanes, none once drained.
+    /// So many slots run a job, or wait with it for its settlement.
     pub fn worker_active(&self, slots: usize) {
         self.worker_active.set(saturating(slots));
     }

@@ -1,4 +1,38 @@
 //! What one process does, by `--role`.
+use jobqueue::engine::Engine;
+use jobqueue::keys::Keys;
+use jobqueue::layout::{self, LayoutError};
+use jobqueue::store::StoreError;
+
+use crate::shutdown::Shutdown;
+
 pub mod admin;
 pub mod producer;
 pub mod worker;
+
+/// A configuration that can never work is said at once; a Redis that is away is waited for.
+async fn check_redis(engine: &Engine) -> anyhow::Result<()> {
+    for keys in &engine.shards {
+        match engine.session(keys).connect().await {
+            Err(StoreError::Connect(error)) if error.is_permanent() => return Err(error.into()),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Writes the layout of shards down; answers those that a wider one has left behind and that still hold jobs.
+async fn write_layout(engine: &Engine, shutdown: &Shutdown) -> anyhow::Result<Vec<Keys>> {
+    loop {
+        match layout::settle(engine).await {
+            Ok(leftovers) => return Ok(leftovers),
+            Err(LayoutError::Store(error)) if error.is_transient() => {
+                tracing::warn!(error = %error, "Could not reach Redis, trying again");
+                if shutdown.within(engine.longest_backoff()).await {
+                    return Ok(Vec::new());
+                }
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+}

@@ -40,11 +40,6 @@ impl Slots {
         1u32.checked_shl(deaths).unwrap_or(u32::MAX).min(self.total)
     }
 
-    /// Whether a job runs alone in this process.
-    pub fn is_alone(&self, deaths: u32) -> bool {
-        deaths > 0 && self.weight(deaths) == self.total
-    }
-
     /// Up to `wanted` slots that are free now; `None` when there is none.
     pub fn take(&self, wanted: usize) -> Option<Permit> {
         let mut wanted = u32::try_from(wanted.min(self.free())).unwrap_or(u32::MAX);
@@ -95,11 +90,8 @@ mod tests {
         let slots = Slots::new(100);
         let at_once: Vec<u32> = (0..9).map(|deaths| 100 / slots.weight(deaths)).collect();
         assert_eq!(at_once, [100, 50, 25, 12, 6, 3, 1, 1, 1]);
-        assert!(!slots.is_alone(6), "64 slots leave room for others");
-        assert!(slots.is_alone(7));
-        assert!(slots.is_alone(200), "no overflow");
-        assert!(!Slots::new(1).is_alone(0), "not a suspect");
-        assert!(Slots::new(1).is_alone(1));
+        assert_eq!(slots.weight(6), 64, "leaves room for others");
+        assert_eq!((slots.weight(7), slots.weight(200)), (100, 100), "alone, and no overflow");
     }
 
     #[test]

@@ -267,7 +267,7 @@ enum Endpoint {
 
 impl Endpoint {
     fn parse(endpoint: &str) -> Result<Self, TraceError> {
-        let bad = || TraceError::Endpoint(endpoint.to_owned());
+        let bad = || TraceError::Endpoint(jobqueue::config::Url::from(endpoint.to_owned()).to_string());
         let (scheme, rest) = endpoint.split_once("://").ok_or_else(bad)?;
         let (scheme, grpc) = match scheme {
             "grpc" => ("http", true),

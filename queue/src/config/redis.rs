@@ -33,9 +33,10 @@ pub struct Redis {
     pub dial_timeout: Duration,
     /// How long an answer may take, besides the time that a blocking command waits on purpose.
     pub read_timeout: Duration,
-    /// How long sending may take.
+    /// Accepted, without effect of its own: a command that cannot be sent gets no answer within `read_timeout`.
     pub write_timeout: Duration,
-    /// How often a call is repeated after a lost connection. Only calls that are safe to repeat are.
+    /// Accepted, without effect: every call of ours is safe to repeat, and a worker or producer repeats it until
+    /// Redis answers; an admin command does not repeat, it says what happened.
     #[schemars(range(min = 0, max = 100))]
     pub max_retries: u32,
 }

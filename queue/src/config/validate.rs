@@ -242,9 +242,11 @@ fn redis(config: &Config, rules: &mut Rules) {
     let rule = "must start with redis://, rediss://, unix:// or redis+unix://";
     rules.require(usable, &["redis.url"], quoted(redis.url.expose()), rule);
     let address = "must be a host and a port such as localhost:6379";
-    rules.require(is_address(&redis.addr), &["redis.addr"], quoted(&redis.addr), address);
+    // What stands before an `@` may be a password.
+    let shown = |addr: &str| quoted(addr.rsplit_once('@').map_or(addr, |(_, host)| host));
+    rules.require(is_address(&redis.addr), &["redis.addr"], shown(&redis.addr), address);
     for each in &redis.sentinel.addrs {
-        rules.require(is_address(each), &["redis.sentinel.addrs"], quoted(each), address);
+        rules.require(is_address(each), &["redis.sentinel.addrs"], shown(each), address);
     }
     rules.require(
         redis.password.is_empty() || redis.password_file.is_empty(),

@@ -162,13 +162,13 @@ impl Protocol for Files {
         let deaths = job.fields.deaths.saturating_add(1);
         // Only a suspect that ran alone can be blamed; among others any of them may have been the one.
         let blamed = how.alone && job.fields.deaths > 0;
-        let interruptions = job.fields.interruptions + u32::from(blamed);
+        let interruptions = job.fields.interruptions.saturating_add(u32::from(blamed));
         let counters: [(&str, Value); 3] = [
             (DEATHS, deaths.into()),
             ("interruptions", interruptions.into()),
             ("interrupted_by", how.cause.into()),
         ];
-        if interruptions >= self.max_interruptions {
+        if blamed && interruptions >= self.max_interruptions {
             let reason = if how.cause == "oom" { Reason::Oom } else { Reason::Poison };
             let error = format!("its process died {interruptions} times while it ran alone ({})", how.cause);
             return self.dead(&job, &Failure::new(reason, error), &counters, queue, now_ms);

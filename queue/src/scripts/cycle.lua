@@ -109,7 +109,8 @@ for s = 1, count do
     found = redis.call('LPOS', held, a)
   end
   if not found then
-    status = broken[queue] and 'e' or '0'
+    -- In a list that is not as expected a place means nothing: the list is told, and the job is named again.
+    status = (broken[queue] or by == 'p' and whole[queue]) and 'e' or '0'
   else
     local key, reason = first_unfit(at, effects)
     if not key then key, reason = place(at, effects) end

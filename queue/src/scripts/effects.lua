@@ -2,10 +2,9 @@
 -- An effect is four arguments: op, index of its key in KEYS, a, b.
 --   L bytes          push at the left           R bytes          push at the right
 --   Z score member   add to a sorted set        S bytes ttl_ms   set (ttl "" = none)
---   T max counters   trim a list to max, the     H field n        add n to a counter
---                    trimmed counted in KEYS[counters]
+--   T max counters   trim a list to max; how many were trimmed is counted in KEYS[counters]
 -- L, R, Z and S place the job: all of their destinations are checked before the first write, and a
--- placement that is refused leaves the job where it was. T and H only tidy and count: never a reason to stop.
+-- placement that is refused leaves the job where it was. T only tidies: never a reason to stop.
 local PLACES = { L = 'list', R = 'list', Z = 'zset', S = false }
 local checked = {}
 
@@ -50,7 +49,6 @@ local function run(op, key, a, b)
     end
     return
   end
-  if op == 'H' then return redis.pcall('HINCRBY', key, a, b) end
 end
 
 -- Places the job: nil, or the key that refused it and why.

@@ -34,5 +34,6 @@ end
 local answer = table.concat(statuses)
 redis.call('SET', KEYS[1], answer, 'PX', ARGV[1])
 -- Who asks again has had the answer before: marks may live long, because hardly any does.
-if KEYS[3] ~= KEYS[1] then redis.call('DEL', KEYS[3]) end
+-- Not at once, though: a copy of that call may still be under way on a connection that was given up.
+if KEYS[3] ~= KEYS[1] then redis.call('PEXPIRE', KEYS[3], 60000) end
 return { answer }

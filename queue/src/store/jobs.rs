@@ -26,9 +26,6 @@ pub struct Enqueue {
     pub seen: Option<(String, String)>,
 }
 
-/// Why nothing was enqueued.
-pub type EnqueueError = StoreError;
-
 /// What a rate limit gave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Granted {
@@ -75,9 +72,6 @@ pub enum Turn {
         bytes: Bytes,
     },
 }
-
-/// The dead letters' key and what is in it: for `stats` and `peek`.
-pub type Dead = Page;
 
 /// What one look at the queues shows.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -349,23 +343,22 @@ impl Session {
         }
     }
 
-    /// Sets a key that lapses by itself; `false` when another holder has it.
+    /// Sets a key that lapses by itself; `false` when another holder has it. Who has it keeps it also on a full Redis.
     pub async fn claim(&mut self, key: &str, holder: &str, ttl: Duration) -> Result<bool, StoreError> {
         let ttl = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
-        let mut set = Cmd::new();
-        set.arg("SET").arg(key).arg(holder).arg("NX").arg("PX").arg(ttl);
-        if matches!(self.query(&set).await?, Value::Okay | Value::SimpleString(_)) {
-            return Ok(true);
+        match self.get(key).await? {
+            Some(present) if present == holder => {
+                let mut extend = Cmd::new();
+                extend.arg("PEXPIRE").arg(key).arg(ttl);
+                Ok(number(&self.query(&extend).await?) == Some(1))
+            }
+            Some(_) => Ok(false),
+            None => {
+                let mut set = Cmd::new();
+                set.arg("SET").arg(key).arg(holder).arg("NX").arg("PX").arg(ttl);
+                Ok(matches!(self.query(&set).await?, Value::Okay | Value::SimpleString(_)))
+            }
         }
-        let mut get = Cmd::new();
-        get.arg("GET").arg(key);
-        if text(self.query(&get).await?) != holder {
-            return Ok(false);
-        }
-        let mut extend = Cmd::new();
-        extend.arg("PEXPIRE").arg(key).arg(ttl);
-        self.query(&extend).await?;
-        Ok(true)
     }
 
     /// Whether a key exists.

@@ -73,6 +73,7 @@ pub struct Throughput {
 
 /// What a job costs Redis when there is much to do.
 #[derive(Debug, Serialize)]
+#[expect(clippy::struct_field_names, reason = "the unit is part of each name in the JSON")]
 pub struct Busy {
     /// Scripts called, by `INFO commandstats`.
     pub script_calls_per_job: f64,

@@ -134,6 +134,16 @@ mod promoting {
     }
 
     #[tokio::test]
+    async fn a_delayed_set_that_cannot_be_read_does_not_keep_the_other_queues_waiting() {
+        let mut bench = Bench::new().await;
+        bench.redis.set::<_, _, ()>(bench.high().delayed, "nonsense").await.unwrap();
+        bench.redis.zadd::<_, _, _, ()>(bench.low().delayed, r#"u1|{"id":"due"}"#, 1).await.unwrap();
+        let error = promoter::pass(&mut bench.session(), &bench.engine.protocol).await.unwrap_err();
+        assert!(error.to_string().contains(&bench.high().delayed), "{error}");
+        assert_eq!(bench.ids(&bench.low().queue).await, ["due"]);
+    }
+
+    #[tokio::test]
     async fn of_100_000_due_jobs_two_promoters_at_once_move_each_once_in_bounded_pages() {
         let mut bench = Bench::new().await;
         let total = 100_000;

@@ -271,6 +271,19 @@ mod moving {
     }
 
     #[tokio::test]
+    async fn a_list_of_one_dead_lane_that_cannot_be_read_keeps_no_other_job() {
+        let mut bench = Bench::new().await;
+        let broken = lane_with(&mut bench, 60_000, &[job("a")]).await;
+        let other = lane_with(&mut bench, 60_000, &[job("b")]).await;
+        let parked = broken.handle.lists[0].parked_suspects.clone();
+        bench.redis.set::<_, _, ()>(&parked, "nonsense").await.unwrap();
+        fence(&bench, &broken, "heartbeat").await;
+        fence(&bench, &other, "heartbeat").await;
+        bench.reaper(SHORT).pass().await.unwrap();
+        assert_eq!(ids(&bench.list(&bench.high().suspects).await).len(), 2, "both jobs are back");
+    }
+
+    #[tokio::test]
     async fn two_reapers_at_once_move_each_job_once() {
         let mut bench = Bench::new().await;
         let jobs: Vec<Bytes> = (0..500).map(|n| job(&format!("{}", n % 400))).collect();

@@ -17,6 +17,7 @@ use e2e::{Cluster, eventually};
 use jobqueue::effects::Side;
 use jobqueue::engine::Engine;
 use jobqueue::keys::Keys;
+use jobqueue::layout;
 use jobqueue::outcome::Outcome;
 use jobqueue::promoter;
 use jobqueue::reaper::Reaper;
@@ -216,4 +217,33 @@ async fn a_slot_that_moves_away_is_followed_with_everything_in_it() {
     assert_eq!(ids(&cycle(&mut session, &lane, &last).await), ["c"]);
     assert_eq!(session.snapshot(CONSUMING).await.unwrap().completed, 1);
     assert!(cluster.nodes()[to].cli(&["EXISTS", &keys.completed()]) == "1");
+}
+
+#[tokio::test]
+async fn shards_above_a_lowered_number_are_found_until_they_are_empty() {
+    let addr = shared_server().await.addr().to_string();
+    let prefix = fresh_prefix();
+    let with = |shards: u16| {
+        let tree = json!({ "key_prefix": prefix, "redis": { "addr": addr }, "worker": { "shards": shards } });
+        Engine::new(&config(tree))
+    };
+    let (one, two, four) = (with(1), with(2), with(4));
+    assert!(layout::settle(&four).await.unwrap().is_empty());
+    let keys = &four.shards[3];
+    let mut session = four.session(keys);
+    session
+        .enqueue("1", &keys.seen("p"), Side::Left, &enqueue(&keys.queues[0].queue, &[job("a")]))
+        .await
+        .unwrap();
+    for _ in 0..2 {
+        let leftovers = layout::settle(&two).await.unwrap();
+        assert_eq!(
+            leftovers.iter().map(|keys| &keys.queues[0].queue).collect::<Vec<_>>(),
+            [&keys.queues[0].queue]
+        );
+    }
+    assert_eq!(layout::settle(&one).await.unwrap().len(), 1, "also by keys without tags");
+    session.unlink(&keys.queues[0].queue).await.unwrap();
+    assert!(layout::settle(&two).await.unwrap().is_empty());
+    assert!(layout::settle(&one).await.unwrap().is_empty());
 }

@@ -124,3 +124,17 @@ fn the_api_role_says_that_it_is_not_there_yet() {
     assert_eq!(code, Some(1));
     assert!(stderr.contains("--role=api serves protocol async"), "{stderr}");
 }
+
+#[test]
+fn a_protocol_that_is_not_spoken_yet_is_refused_before_anything_is_touched() {
+    for protocol in ["sidekiq", "async"] {
+        for args in [["--role=worker"], ["--role=producer"], ["stats"]] {
+            let options = args.iter().fold(WorkerOptions::new(""), |options, arg| options.arg(*arg));
+            let output = options.env("PROTOCOL", protocol).output();
+            assert_eq!(output.status.code(), Some(2), "{args:?}");
+            assert!(
+                said(&output).1.contains(&format!("protocol = {protocol}: this version speaks files only"))
+            );
+        }
+    }
+}

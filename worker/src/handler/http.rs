@@ -227,7 +227,10 @@ impl Http {
 }
 
 fn target(settings: &HttpSettings) -> Result<Url, HttpError> {
-    let bad = |rule: &str| HttpError::Url { value: settings.url.clone(), rule: rule.to_owned() };
+    let bad = |rule: &str| HttpError::Url {
+        value: jobqueue::config::Url::from(settings.url.clone()).to_string(),
+        rule: rule.to_owned(),
+    };
     let base = match (settings.url.as_str(), &settings.unix_socket) {
         ("", Some(_)) => "http://localhost",
         ("", None) => return Err(bad("must be set when unix_socket is not")),

@@ -10,7 +10,7 @@ use jobqueue::job::{Fields, Job};
 use jobqueue::outcome::Outcome;
 use jobqueue::protocol::Interruption;
 use jobqueue::protocol::files::COMPLETED_ENTRY_MAX;
-use jobqueue::store::{Cycle, Cycled, QueueAsk, Returned, Settlement, Status, digest};
+use jobqueue::store::{Cycle, Cycled, PAGE_BYTES, QueueAsk, Returned, Settlement, Status, digest};
 
 use super::held::{Held, Phase, Planned, given, oldest_job, one_of};
 use super::parked::State;
@@ -18,6 +18,21 @@ use super::{End, LAST_WORDS, Lane, TICK};
 use crate::failpoint;
 use crate::health::Dependency;
 use crate::slots::Permit;
+
+/// What a cycle brought.
+#[derive(Debug, Default, Clone, Copy)]
+pub(super) struct Got {
+    jobs: usize,
+    bytes: usize,
+    suspect: bool,
+}
+
+impl Got {
+    /// More may be waiting: slots, bytes or the one suspect of a cycle were used up.
+    fn is_all_that_fits(self, room: usize) -> bool {
+        room > 0 && (self.jobs >= room || self.bytes >= PAGE_BYTES || self.suspect)
+    }
+}
 
 impl Lane {
     /// One round trip: settle what finished, reserve what fits.
@@ -52,7 +67,7 @@ impl Lane {
         permits.extend(self.settled(&plan, &cycled));
         let got = self.reserved(&cycled, permits, &claimed);
         // Who was paused has not asked yet, and must before it parks: parked fetches know no priority.
-        self.hungry = self.may_reserve() && (resumed || (room > 0 && got >= room));
+        self.hungry = self.may_reserve() && (resumed || got.is_all_that_fits(room));
         if self.hungry && self.shared.slots.free() > 0 {
             self.shared.wake.notify_waiters();
         }
@@ -282,18 +297,19 @@ impl Lane {
         }
     }
 
-    /// Takes over what a cycle brought; answers how many jobs are new.
-    pub(super) fn reserved(&mut self, cycled: &Cycled, mut permits: Vec<Permit>, claimed: &[bool]) -> usize {
-        let mut got = 0;
+    /// Takes over what a cycle brought; answers what is new.
+    pub(super) fn reserved(&mut self, cycled: &Cycled, mut permits: Vec<Permit>, claimed: &[bool]) -> Got {
+        let mut got = Got::default();
         for (queue, returned) in cycled.queues.iter().enumerate() {
             let fresh = if returned.whole { self.resync(queue, returned) } else { returned.jobs.clone() };
             if claimed[queue] && fresh.is_empty() {
                 self.shared.breaker(queue).abandoned();
             }
             for raw in fresh {
-                got += 1;
+                got.jobs += 1;
+                got.bytes += raw.len();
                 match one_of(&mut permits).or_else(|| self.shared.slots.take(1)) {
-                    Some(permit) => self.admit(queue, raw, permit),
+                    Some(permit) => got.suspect |= self.admit(queue, raw, permit),
                     None => self.refuse(queue, raw),
                 }
             }

@@ -15,8 +15,8 @@ use crate::slots::Permit;
 use crate::traces::outcome_word;
 
 impl Lane {
-    /// A job is ours: runs it, or waits until it may.
-    pub(super) fn admit(&mut self, queue: usize, raw: Bytes, permit: Permit) {
+    /// A job is ours: runs it, or waits until it may. Answers whether it is a suspect.
+    pub(super) fn admit(&mut self, queue: usize, raw: Bytes, permit: Permit) -> bool {
         let key = self.next_key;
         self.next_key += 1;
         let reserved = Instant::now();
@@ -45,6 +45,7 @@ impl Lane {
                 (Phase::Waiting(Arc::new(job), waiting), None)
             }
         };
+        let suspect = matches!(phase, Phase::Waiting(..));
         let start = if let Phase::Admitted(job) = &phase { Some(Arc::clone(job)) } else { None };
         self.held[queue].push(Held {
             key,
@@ -59,6 +60,7 @@ impl Lane {
         if let Some(job) = start {
             self.start(queue, self.held[queue].len() - 1, job);
         }
+        suspect
     }
 
     /// Hands a job to the handler; one that needs no waiting is finished at once, without a task.
@@ -129,7 +131,7 @@ impl Lane {
             trace_id = given(&fields.trace_id),
             span_id = given(&fields.span_id),
             queue = &**self.shared.queue_metrics[queue].name(),
-            attempt = fields.retries + 1,
+            attempt = fields.retries.saturating_add(1),
             duration_ms = millis(took),
             wait_ms = millis(held.reserved.elapsed().saturating_sub(took)),
             reason = failure.map(Reason::as_str),

@@ -17,6 +17,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::sync::mpsc;
 use uuid::Uuid;
 
+use super::{check_redis, write_layout};
 use crate::failpoint;
 use crate::metrics::Metrics;
 use crate::scan::{
@@ -46,7 +47,9 @@ pub async fn run(
         exclude_globs: settings.exclude_globs.clone(),
     })?);
     let mut producer = Producer::new(config, metrics, tracer, stop)?;
-    producer.check_redis().await?;
+    check_redis(&producer.engine).await?;
+    // Before the first push: whoever works with fewer shards must learn that these are in use.
+    write_layout(&producer.engine, &producer.stop).await?;
     let mut previous = None;
     let mut skipped_before = BTreeMap::new();
     loop {
@@ -169,17 +172,6 @@ impl Producer {
             pruned: prune::Rhythm::default(),
             engine,
         })
-    }
-
-    /// A configuration that can never work is said at once; a Redis that is away is waited for.
-    async fn check_redis(&mut self) -> anyhow::Result<()> {
-        for session in &mut self.sessions {
-            match session.connect().await {
-                Err(StoreError::Connect(error)) if error.is_permanent() => return Err(error.into()),
-                _ => {}
-            }
-        }
-        Ok(())
     }
 
     /// One scan; `None` when it was stopped.

@@ -5,31 +5,26 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
+use anyhow::Context as _;
 use jobqueue::breaker::Breaker;
 use jobqueue::config::{Config, HandlerKind};
-use jobqueue::effects::Verdict;
-use jobqueue::engine::{Engine, breaker_settings, reaper_settings};
+use jobqueue::engine::{Engine, breaker_settings};
 use jobqueue::keys::Keys;
-use jobqueue::layout::{self, LayoutError};
-use jobqueue::promoter;
-use jobqueue::reaper::Reaper;
-use jobqueue::store::{Fenced, Registration, Session, StoreError};
+use jobqueue::store::{Fenced, Registration};
 use tokio::task::JoinSet;
 
+use super::{check_redis, write_layout};
 use crate::handler::{Command, CommandSettings, Handler, Http, HttpSettings, Simulate, SimulateSettings};
 use crate::health::{FIRST_LANE, Readiness};
 use crate::heartbeat;
 use crate::lane::{End, Lane};
-use crate::metrics::{Metrics, QueueReading, QueueSample};
+use crate::metrics::Metrics;
 use crate::shared::{Beat, LaneSettings, Shared};
 use crate::shutdown::{Shutdown, shutdown};
 use crate::slots::Slots;
 use crate::traces::Tracer;
 
-/// How often delayed jobs are looked at when none was due.
-const PROMOTE_EVERY: Duration = Duration::from_millis(200);
-/// Who exports the queue-wide gauges keeps that right this long.
-const GAUGES_TTL: Duration = Duration::from_secs(15);
+mod upkeep;
 
 /// What a worker needs from its process.
 pub struct Surroundings {
@@ -53,18 +48,28 @@ pub async fn run_with(
     handler: Handler,
     config: &Config,
     around: Surroundings,
-    shutdown_request: Shutdown,
+    mut shutdown_request: Shutdown,
 ) -> anyhow::Result<bool> {
     let mut engine = Engine::new(config);
     check_redis(&engine).await?;
-    serve_leftovers(&mut engine, &shutdown_request).await?;
+    let leftovers = write_layout(&engine, &shutdown_request).await?;
+    if !leftovers.is_empty() {
+        tracing::info!(
+            count = leftovers.len(),
+            "Serving the shards of an earlier layout until they are empty"
+        );
+    }
+    engine.shards.extend(leftovers);
     let lanes = lane_count(config).max(engine.shards.len());
     let shared = Arc::new(share(handler, config, &engine, around, lanes)?);
     let (all_closed, closed) = shutdown();
     let mut background = JoinSet::new();
     let mut open = JoinSet::new();
     for (shard, keys) in engine.shards.iter().enumerate() {
-        fence_predecessors(&engine, keys, &shared.registration).await?;
+        tokio::select! {
+            fenced = fence_predecessors(&engine, keys, &shared.registration) => fenced?,
+            () = shutdown_request.requested() => return Ok(true),
+        }
         let beats: Vec<Arc<Beat>> = (0..lanes)
             .filter(|lane| lane % engine.shards.len() == shard)
             .map(|_| Arc::new(Beat::new()))
@@ -75,9 +80,9 @@ pub async fn run_with(
             engine.session(keys),
             closed.clone(),
         ));
-        background.spawn(promote(engine.clone(), keys.clone(), shutdown_request.clone()));
+        background.spawn(upkeep::promote(engine.clone(), keys.clone(), shutdown_request.clone()));
         if config.worker.reaper.enabled {
-            background.spawn(reap(
+            background.spawn(upkeep::reap(
                 engine.clone(),
                 keys.clone(),
                 config.clone(),
@@ -98,10 +103,22 @@ pub async fn run_with(
             open.spawn(lane);
         }
     }
-    background.spawn(export_gauges(engine.clone(), config.clone(), Arc::clone(&shared), closed.clone()));
+    background.spawn(upkeep::export_gauges(
+        engine.clone(),
+        config.clone(),
+        Arc::clone(&shared),
+        closed.clone(),
+    ));
     let mut clean = true;
-    while let Some(end) = open.join_next().await {
-        clean &= matches!(end, Ok(End::Drained));
+    loop {
+        tokio::select! {
+            end = open.join_next() => match end {
+                Some(end) => clean &= end.context("a lane failed, see the log for the place")? == End::Drained,
+                None => break,
+            },
+            // Without its heartbeats a worker would lose its lanes one by one: better to end, and be started again.
+            Some(ended) = background.join_next() => ended.context("a task failed, see the log for the place")?,
+        }
     }
     shared.readiness.drained();
     all_closed.stop();
@@ -195,42 +212,6 @@ fn handler(config: &Config) -> anyhow::Result<Handler> {
     })
 }
 
-/// A configuration that can never work is said at once; a Redis that is away is waited for.
-async fn check_redis(engine: &Engine) -> anyhow::Result<()> {
-    for keys in &engine.shards {
-        match engine.session(keys).connect().await {
-            Err(StoreError::Connect(error)) if error.is_permanent() => return Err(error.into()),
-            _ => {}
-        }
-    }
-    Ok(())
-}
-
-/// Shards that a wider layout has left behind are served like ours until they are empty; nothing pushes to them.
-async fn serve_leftovers(engine: &mut Engine, shutdown: &Shutdown) -> anyhow::Result<()> {
-    loop {
-        match layout::settle(engine).await {
-            Ok(leftovers) => {
-                if !leftovers.is_empty() {
-                    tracing::info!(
-                        count = leftovers.len(),
-                        "Serving the shards of an earlier layout until they are empty"
-                    );
-                }
-                engine.shards.extend(leftovers);
-                return Ok(());
-            }
-            Err(LayoutError::Store(error)) if error.is_transient() => {
-                tracing::warn!(error = %error, "Could not reach Redis, trying again");
-                if shutdown.within(engine.longest_backoff()).await {
-                    return Ok(());
-                }
-            }
-            Err(error) => return Err(error.into()),
-        }
-    }
-}
-
 /// A container restarted in place has the same pod: whatever its predecessor held is certainly free. Without a
 /// pod's uid nothing is certain, and nothing is fenced.
 async fn fence_predecessors(engine: &Engine, keys: &Keys, me: &Registration) -> anyhow::Result<()> {
@@ -301,113 +282,4 @@ async fn keep_open(
             return End::Drained;
         }
     }
-}
-
-async fn promote(engine: Engine, keys: Keys, shutdown: Shutdown) {
-    let mut session = engine.session(&keys);
-    while !shutdown.is_requested() {
-        let wait = match promoter::pass(&mut session, &engine.protocol).await {
-            Ok(promoted) if promoted.more => Duration::ZERO,
-            // Many workers promote; a little disorder keeps them from asking all at once.
-            Ok(_) => PROMOTE_EVERY.mul_f64(fastrand::f64() + 0.5),
-            Err(error) => {
-                tracing::warn!(error = %error, "Could not promote delayed jobs");
-                session.backoff()
-            }
-        };
-        if shutdown.within(wait).await {
-            return;
-        }
-    }
-}
-
-async fn reap(engine: Engine, keys: Keys, config: Config, shared: Arc<Shared>, stopped: Shutdown) {
-    let mut reaper =
-        Reaper::new(engine.session(&keys), Arc::clone(&engine.protocol), reaper_settings(&config));
-    // ± 25 %, so that fleets do not synchronise.
-    let interval = || config.worker.reaper.interval.get().mul_f64(fastrand::f64().mul_add(0.5, 0.75));
-    while !stopped.within(interval()).await {
-        let outcome = async {
-            if reaper.is_relieved().await? {
-                return Ok(None);
-            }
-            reaper.pass().await.map(Some)
-        };
-        match outcome.await {
-            Ok(None) => {}
-            Ok(Some(pass)) => {
-                if !pass.moved.is_empty() {
-                    tracing::warn!(count = pass.moved.len(), "Reaped jobs");
-                }
-                for (queue, verdict) in pass.moved {
-                    let metrics = shared.metrics.queue(&queue);
-                    metrics.jobs_reaped(1);
-                    match verdict {
-                        Verdict::Suspected => metrics.jobs_interrupted(1),
-                        Verdict::Dead(reason) => {
-                            tracing::warn!(queue, reason = reason.as_str(), "Gave a job up");
-                            metrics.jobs_dead_lettered(1);
-                        }
-                        _ => {}
-                    }
-                }
-            }
-            Err(error) => tracing::warn!(error = %error, "Could not reap"),
-        }
-    }
-}
-
-/// Queue-wide gauges come from one process only, so that a sum over all of them does not lie.
-async fn export_gauges(engine: Engine, config: Config, shared: Arc<Shared>, stopped: Shutdown) {
-    let mut sessions: Vec<Session> = engine.shards.iter().map(|keys| engine.session(keys)).collect();
-    let side = engine.protocol.consuming_side();
-    let me = shared.registration.process.clone();
-    loop {
-        shared.metrics.worker_active(
-            shared.slots.total() as usize - shared.slots.free().min(shared.slots.total() as usize),
-        );
-        let sampled = async {
-            let gauges = sessions[0].keys.gauges();
-            if !sessions[0].claim(&gauges, &me, GAUGES_TTL).await?
-                || sessions[0].exists(&engine.shards[0].central()).await?
-            {
-                return Ok(None);
-            }
-            let mut sample = QueueSample::default();
-            for session in &mut sessions {
-                let snapshot = session.snapshot(side).await?;
-                sample.dead_letters += snapshot.dead_letters;
-                for (at, queue) in snapshot.queues.iter().enumerate() {
-                    if sample.queues.len() <= at {
-                        let queue = engine.queues[at].clone();
-                        sample.queues.push(QueueReading { queue, ..QueueReading::default() });
-                    }
-                    let reading = &mut sample.queues[at];
-                    reading.length += queue.waiting + queue.suspects;
-                    reading.delayed += queue.delayed;
-                    let age = oldest_age(&queue.oldest, snapshot.now_ms);
-                    reading.oldest_age = reading.oldest_age.max(age);
-                }
-            }
-            Ok::<_, StoreError>(Some(sample))
-        };
-        match sampled.await {
-            Ok(sample) => shared.metrics.export_queue_gauges(sample),
-            Err(error) => {
-                shared.metrics.export_queue_gauges(None);
-                tracing::debug!(error = %error, "Could not sample the queues");
-            }
-        }
-        if stopped.within(config.observability.queue_sample_interval.get()).await {
-            return;
-        }
-    }
-}
-
-/// How long the oldest job has waited, by what it says of itself.
-fn oldest_age(oldest: &[u8], now_ms: u64) -> Option<Duration> {
-    let job = jobqueue::job::Job::decode(bytes::Bytes::copy_from_slice(oldest), usize::MAX).ok()?;
-    let made: jiff::Timestamp = job.fields.creation_time.parse().ok()?;
-    let made_ms = u64::try_from(made.as_millisecond()).ok()?;
-    Some(Duration::from_millis(now_ms.saturating_sub(made_ms)))
 }
