@@ -9,10 +9,12 @@
 --       expected length of held. Parked: "-" leave, "1" adopt the one entry we know, "0" adopt and tell, "r" release
 --     then the number of settlements, by position first; each: queue, "p" position length head | "b" bytes "" "",
 --       number of effects, the effects
---     then a queue: number of done, their bytes
+--     then a queue: number of done, their bytes; or its negative, the bytes of the first and of the last: they are
+--       the head of held
 -- Returns {"LOST"} | {"STALE"} | {"OK", seconds, microseconds, paused, quiet, replayed, statuses,
 --       {a queue: {whole, job...}}, {error: settlement or 0, key, reason}...}
---       statuses: a letter a settlement, then a letter a done: 1 settled, 0 not held, e refused (see errors)
+--       statuses: a letter a settlement, then a letter a done: 1 settled, 0 not held, e refused (see errors), or the
+--       done are not the head of held (the whole list is told)
 local record, side = KEYS[1], ARGV[7]
 local lease = redis.call('HMGET', record, 'token', 'seq', 'statuses', 'tails')
 if lease[1] ~= ARGV[1] then return { 'LOST' } end
@@ -130,40 +132,40 @@ bury()
 local keep, done_count = tonumber(ARGV[8]), 0
 for queue = 1, queues do
   local done, held = tonumber(ARGV[at]), key_of(queue, HELD)
-  at = at + 1
+  local at_head, given = done < 0, done < 0 and 2 or done
+  done, at = math.abs(done), at + 1
   if done > 0 then
     local reason = keep ~= 0 and unfit(KEYS[5], 'list')
     if reason then errors[#errors + 1] = { 0, KEYS[5], reason } end
-    if reason or broken[queue] then
-      for _ = 1, done do statuses[#statuses + 1] = 'e' end
+    if at_head and not broken[queue] and not whole[queue] then
+      whole[queue] = redis.call('LINDEX', held, 0) ~= ARGV[at] or redis.call('LINDEX', held, done - 1) ~= ARGV[at + 1]
+    end
+    if reason or broken[queue] or at_head and whole[queue] then
+      statuses[#statuses + 1] = string.rep('e', done)
     else
-      -- As a rule the oldest finish first: then the done are the head of the list, and one trim removes them.
-      local first, in_order = redis.call('LRANGE', held, 0, done - 1), true
-      for d = 1, done do
-        if first[d] ~= ARGV[at + d - 1] then in_order = false break end
-      end
-      local kept, from, to = ARGV, at, at + done - 1
-      if in_order then
+      local kept, count = {}, done
+      if at_head then
+        -- As a rule the oldest finish first. Naming only the first and the last spares Redis a string a job.
+        if keep ~= 0 then kept = redis.call('LRANGE', held, 0, done - 1) end
         redis.call('LTRIM', held, done, -1)
-        for _ = 1, done do statuses[#statuses + 1] = '1' end
+        statuses[#statuses + 1] = string.rep('1', done)
       else
-        kept, from = {}, 1
         for d = at, at + done - 1 do
           local removed = redis.call('LREM', held, 1, ARGV[d]) == 1
           statuses[#statuses + 1] = removed and '1' or '0'
           if removed then kept[#kept + 1] = ARGV[d] end
         end
-        to = #kept
+        count = #kept
       end
-      done_count = done_count + to - from + 1
-      if keep ~= 0 and to >= from then
-        for page = from, to, 500 do
-          redis.pcall('LPUSH', KEYS[5], unpack(kept, page, math.min(page + 499, to)))
+      done_count = done_count + count
+      if keep ~= 0 and count > 0 then
+        for page = 1, count, 500 do
+          redis.pcall('LPUSH', KEYS[5], unpack(kept, page, math.min(page + 499, count)))
         end
         if keep > 0 then redis.pcall('LTRIM', KEYS[5], 0, keep - 1) end
       end
     end
-    at = at + done
+    at = at + given
   end
 end
 
@@ -201,7 +203,8 @@ local function take(queue, from, want)
     end
     for i = #jobs, fits + 1, -1 do redis.call(push, from, jobs[i]) end
     if fits > 0 then redis.call('RPUSH', held, unpack(jobs, 1, fits)) end
-    for i = 1, fits do table.insert(reserved[queue], jobs[i]) end
+    local told = #reserved[queue]
+    for i = 1, fits do reserved[queue][told + i] = jobs[i] end
     taken, room = taken + fits, room - fits
     if fits < #jobs or #jobs < ask then return taken end
   end
@@ -228,10 +231,11 @@ for queue = 1, queues do
     table.insert(reserved[queue], 1, '1')
   end
 end
-redis.call('HSET', record, 'seq', ARGV[2], 'statuses', table.concat(statuses), 'tails', table.concat(tails, ','),
+local said = table.concat(statuses)
+redis.call('HSET', record, 'seq', ARGV[2], 'statuses', said, 'tails', table.concat(tails, ','),
   'alone', ARGV[3], 'quiet', ARGV[4], 'held', held_count)
 if reserved_count > 0 then redis.pcall('HINCRBY', KEYS[4], 'reserved', reserved_count) end
 if done_count > 0 then redis.pcall('HINCRBY', KEYS[4], 'done', done_count) end
 if ARGV[10] ~= '0' then redis.pcall('HINCRBY', KEYS[4], 'failed', ARGV[10]) end
 if ARGV[9] ~= '0' then redis.pcall('HINCRBY', KEYS[4], 'busy_ms', ARGV[9]) end
-return { 'OK', now[1], now[2], paused, quiet, 0, table.concat(statuses), reserved, errors }
+return { 'OK', now[1], now[2], paused, quiet, 0, said, reserved, errors }

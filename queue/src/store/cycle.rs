@@ -46,6 +46,10 @@ pub struct QueueAsk {
     pub expected: usize,
     /// Finished jobs whose bytes go to the completed list as they are.
     pub done: Vec<Bytes>,
+    /// The done are the first of the held list, in its order, and nothing else of this queue is settled by this
+    /// call: then naming the first and the last is enough. If the list is not as we believe, all of them are
+    /// refused and the whole list is told.
+    pub done_at_head: bool,
 }
 
 /// One finished job that takes more than the fast path.
@@ -94,7 +98,7 @@ pub enum Status {
     Settled,
     /// We did not hold the job.
     NotHeld,
-    /// A destination refused it: see the refusals. The job is still held.
+    /// A destination refused it: see the refusals; or the held list was not as expected. The job is still held.
     Refused,
 }
 
@@ -167,9 +171,17 @@ impl Session {
             call.effects(&settlement.effects, &lane.counters);
         }
         for queue in &cycle.queues {
-            call.arg(queue.done.len());
-            for raw in &queue.done {
-                call.arg(&raw[..]);
+            match &queue.done[..] {
+                // Two by their bytes are as cheap.
+                [first, _, .., last] if queue.done_at_head => {
+                    call.arg(format!("-{}", queue.done.len())).arg(&first[..]).arg(&last[..]);
+                }
+                done => {
+                    call.arg(done.len());
+                    for raw in done {
+                        call.arg(&raw[..]);
+                    }
+                }
             }
         }
         let reply = list(self.eval(&CYCLE, &call).await?)?;

@@ -21,6 +21,8 @@ pub const SIZE: usize = 200;
 const WARM_UP: u64 = 10;
 /// Jobs from which the size of the real run is estimated.
 const TRIAL: u64 = 20_000;
+/// Jobs in Redis at most, about 1 GiB of them.
+const MOST: u64 = 4_000_000;
 /// However slow it is: more than this is not waited for.
 const PATIENCE: Duration = Duration::from_secs(180);
 /// Between two looks at the acknowledgements: 0.1 % of a window, and no load to speak of.
@@ -47,15 +49,17 @@ pub async fn run(peers: &[Peer], effort: Effort) -> anyhow::Result<Vec<Throughpu
     let mut sizes = Vec::new();
     for contestant in &contestants {
         let trial = contestant.turn(TRIAL).await.with_context(|| contestant.name())?;
-        let wanted = rate(&trial) * effort.window.as_secs_f64();
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a number of jobs")]
-        // The trial is mostly start: what follows is faster.
-        sizes.push(((wanted * 1.4) as u64).clamp(TRIAL, 4_000_000));
+        sizes.push(jobs_for(&trial, effort));
     }
     let mut turns: Vec<Vec<Turn>> = contestants.iter().map(|_| Vec::new()).collect();
     for round in 1..=effort.rounds {
         for (at, contestant) in contestants.iter().enumerate() {
-            let turn = contestant.turn(sizes[at]).await.with_context(|| contestant.name())?;
+            let mut turn = contestant.turn(sizes[at]).await.with_context(|| contestant.name())?;
+            if turn.seconds < 0.75 * effort.window.as_secs_f64() {
+                // The trial was much slower, the window is too short.
+                sizes[at] = jobs_for(&turn, effort);
+                turn = contestant.turn(sizes[at]).await.with_context(|| contestant.name())?;
+            }
             progress(&format!(
                 "round {round}: {}: {} jobs in {:.1} s, {:.0} jobs/s",
                 contestant.name(),
@@ -67,6 +71,12 @@ pub async fn run(peers: &[Peer], effort: Effort) -> anyhow::Result<Vec<Throughpu
         }
     }
     Ok(contestants.iter().zip(turns).map(|(contestant, turns)| summary(contestant, turns)).collect())
+}
+
+/// How many jobs fill the window at the rate of this turn, and some more: what a trial counts is mostly start.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a number of jobs")]
+fn jobs_for(turn: &Turn, effort: Effort) -> u64 {
+    ((rate(turn) * effort.window.as_secs_f64() * 1.4) as u64).clamp(TRIAL, MOST)
 }
 
 fn summary(contestant: &Contestant<'_>, mut turns: Vec<Turn>) -> Throughput {

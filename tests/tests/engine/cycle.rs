@@ -536,6 +536,51 @@ mod settling {
     }
 
     #[tokio::test]
+    async fn the_head_of_the_held_list_is_settled_by_its_first_and_last() {
+        let mut bench = Bench::new().await;
+        let jobs = ["a", "b", "c", "d", "e"];
+        bench.push(&bench.high().queue, &jobs.map(job)).await;
+        let mut lane = bench.lane().await;
+        lane.reserve(5).await;
+        let mut cycle = lane.next();
+        cycle.queues[0].done = ["a", "b", "c"].map(job).to_vec();
+        cycle.queues[0].done_at_head = true;
+        let cycled = lane.cycle(&cycle).await;
+        assert_eq!(cycled.statuses, [Status::Settled; 3]);
+        assert!(!cycled.queues[0].whole);
+        assert_eq!(bench.ids(&bench.high().completed).await, ["c", "b", "a"]);
+        assert_eq!(bench.ids(&lane.handle.lists[0].held).await, ["d", "e"]);
+        bench.assert_conserved(&jobs).await;
+    }
+
+    #[tokio::test]
+    async fn a_head_that_is_not_as_believed_is_not_settled_and_the_whole_list_is_told() {
+        let mut bench = Bench::new().await;
+        let jobs = ["a", "b", "c", "d"];
+        // Another order, the same length; one entry less.
+        for others in [&["a", "b", "d", "c"][..], &["b", "a", "c", "d"], &["a", "b", "c"]] {
+            bench.push(&bench.high().queue, &jobs.map(job)).await;
+            let mut lane = bench.lane().await;
+            lane.reserve(4).await;
+            let held = lane.handle.lists[0].held.clone();
+            let _: () = bench.redis.del(&held).await.unwrap();
+            for other in others {
+                let _: () = bench.redis.rpush(&held, &job(other)[..]).await.unwrap();
+            }
+            let mut cycle = lane.next();
+            cycle.queues[0].done = ["a", "b", "c"].map(job).to_vec();
+            cycle.queues[0].done_at_head = true;
+            let cycled = lane.cycle(&cycle).await;
+            assert_eq!(cycled.statuses, [Status::Refused; 3], "{others:?}");
+            assert!(cycled.queues[0].whole);
+            assert_eq!(ids(&cycled.queues[0].jobs), others);
+            assert_eq!(bench.ids(&held).await, others);
+            let _: () = bench.redis.del(&held).await.unwrap();
+        }
+        assert!(bench.ids(&bench.high().completed).await.is_empty());
+    }
+
+    #[tokio::test]
     async fn two_equal_failing_jobs_are_two_delayed_jobs_and_two_promoted_ones() {
         let mut bench = Bench::on(
             shared_server().await,

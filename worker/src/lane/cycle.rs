@@ -123,6 +123,7 @@ impl Lane {
                 if park.suspects { ask.parked_suspects = word } else { ask.parked = word }
             }
             claimed.push(probes);
+            let (mut others, mut last_done) = (0, 0);
             for (position, held) in self.held[queue].iter_mut().enumerate() {
                 if !held.is_settleable() {
                     continue;
@@ -155,7 +156,9 @@ impl Lane {
                 if verdict == Verdict::Done && !large {
                     ask.done.push(held.raw.clone());
                     done.push(planned);
+                    last_done = position + 1;
                 } else {
+                    others += 1;
                     let position = large.then_some(position);
                     let settlement = Settlement { queue, raw: held.raw.clone(), position, effects };
                     if large {
@@ -165,6 +168,7 @@ impl Lane {
                     }
                 }
             }
+            ask.done_at_head = others == 0 && last_done == ask.done.len();
             cycle.queues.push(ask);
         }
         let (settlements, mut plan): (Vec<_>, Vec<_>) = by_position.into_iter().chain(by_bytes).unzip();

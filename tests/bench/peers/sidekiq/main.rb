@@ -13,8 +13,10 @@ end
 COMMAND, ADDRESS = ARGV
 FIRST = Integer(ARGV[2])
 THREADS = COMMAND == "work" ? FIRST : 10
+# Standard output is for figures, and a line a job would be part of them.
+Sidekiq.logger = Logger.new($stderr, level: Logger::ERROR)
+Redis.silence_deprecations = true
 Sidekiq.redis = { url: "redis://#{ADDRESS}/0", size: THREADS + 5 }
-Sidekiq.logger.level = Logger::ERROR
 
 def now
   Process.clock_gettime(Process::CLOCK_MONOTONIC, :float_microsecond)
@@ -69,6 +71,6 @@ when "pickup"
     Timed.perform_async(number)
   end
   sleep 0.05 until Timed::STARTED.size >= count
-  count.times { |number| puts (Timed::STARTED[number] - pushed[number]).round }
+  count.times { |number| puts((Timed::STARTED[number] - pushed[number]).round) }
   launcher.stop
 end
