@@ -299,7 +299,7 @@ impl World {
                 removed[*queue].push(*position);
                 self.place(&settlement.effects);
             }
-            statuses.push(if settled { Status::Settled } else { Status::NotHeld });
+            statuses.push(if settled { Status::Settled } else { Status::Refused });
         }
         for (queue, mut positions) in removed.into_iter().enumerate() {
             positions.sort_unstable();
