@@ -365,7 +365,7 @@ impl Call {
     }
 
     /// The index of a key, from 1; declared if it is not yet. The fixed keys have their own meaning and are
-    /// not searched, but for `counters`.
+    /// not searched.
     pub(crate) fn key(&mut self, key: &str) -> usize {
         if let Some(at) = self.keys[self.fixed..].iter().position(|known| known == key) {
             return self.fixed + at + 1;

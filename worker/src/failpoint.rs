@@ -1,7 +1,7 @@
-//! Named places where a test kills the process: `WORKER_FAILPOINT=after-reserve:3` ends it with SIGKILL the
+//! Named places where a test kills the process: `WORKER_FAILPOINT=after-cycle:3` ends it with SIGKILL the
 //! third time it gets there. Compiled into debug builds only.
 
-/// Every failpoint, in the order a job meets them.
+/// Every failpoint.
 pub const ALL: [&str; 9] = [
     "after-register",
     "before-cycle",

@@ -264,7 +264,7 @@ impl QueueMetrics {
         self.interrupted.inc_by(n);
     }
 
-    /// `n` jobs were given back unharmed, at shutdown.
+    /// `n` jobs were given back unharmed: at shutdown, or because their handler was not there.
     pub fn jobs_released(&self, n: u64) {
         self.released.inc_by(n);
     }
@@ -329,7 +329,11 @@ impl QueueFamilies {
                 "Runs that lost their process or handler",
                 &["queue"],
             )?,
-            released: counters("jobs_released_total", "Jobs given back at shutdown", &["queue"])?,
+            released: counters(
+                "jobs_released_total",
+                "Jobs given back uncounted: at shutdown, or because their handler was not there",
+                &["queue"],
+            )?,
             processing_duration: histograms(
                 "job_processing_duration_seconds",
                 "Time a job ran, however it ended",

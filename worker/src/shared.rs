@@ -66,7 +66,7 @@ impl Shared {
         self.breakers[queue].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The states of all breakers as records hold them: `high=open low=closed`; "" while all are closed.
+    /// The states of all breakers as records hold them: `high=open low=closed`.
     pub fn breaker_states(&self, names: &[String]) -> String {
         let now = Instant::now();
         let states: Vec<_> = (0..self.breakers.len()).map(|queue| self.breaker(queue).state(now)).collect();

@@ -110,7 +110,7 @@ pub struct QueueSnapshot {
 }
 
 impl Session {
-    /// Enqueues a page of jobs in one step; answers which were new. `call` names this call: repeated, it adds nothing.
+    /// Enqueues a page of jobs in one step; answers which were new. `call_id` names this call: repeated, it adds nothing.
     pub async fn enqueue(
         &mut self,
         call_id: &str,
@@ -479,7 +479,7 @@ impl Session {
         Ok(values.into_iter().map(|value| (value != Value::Nil).then(|| text(value))).collect())
     }
 
-    /// Sets a key for ever: `paused`.
+    /// Sets a key for ever.
     pub async fn set(&mut self, key: &str, value: &str) -> Result<(), StoreError> {
         let mut set = Cmd::new();
         set.arg("SET").arg(key).arg(value);

@@ -297,7 +297,7 @@ impl Session {
         Ok(list(self.query(&get).await?)?.into_iter().map(text).collect())
     }
 
-    /// Whether a lane's heartbeat stands (one without a TTL does not count), and Redis' clock.
+    /// Whether a lane's heartbeat stands (one without a TTL does not count).
     pub async fn heartbeat(&mut self, lane: &str) -> Result<bool, StoreError> {
         let mut get = Cmd::new();
         get.arg("PTTL").arg(self.keys.heartbeat(lane));

@@ -3,46 +3,11 @@
 use std::time::{Duration, Instant};
 
 use e2e::ledger::{HIGH, LOW, id_of, ids, job};
-use e2e::{Behaviour, Ledger, Options, Proxy, Recorder, RedisServer, Worker, WorkerOptions, eventually};
+use e2e::{Behaviour, Proxy, Worker, eventually};
+
+use crate::scene::Scene;
 
 const SOON: Duration = Duration::from_secs(30);
-
-struct Scene {
-    server: RedisServer,
-    recorder: Recorder,
-    ledger: Ledger,
-}
-
-impl Scene {
-    async fn start() -> Self {
-        let server = RedisServer::start(Options::default()).await;
-        let ledger = Ledger::of(&server).await;
-        Self { server, recorder: Recorder::start().await, ledger }
-    }
-
-    fn options(&self) -> WorkerOptions {
-        WorkerOptions::new("worker").redis(self.server.addr()).recorded_by(&self.recorder)
-    }
-
-    async fn running(&self, count: usize) {
-        eventually(SOON, "running jobs", async || {
-            let running = self.recorder.running().len();
-            if running == count { Ok(()) } else { Err(running) }
-        })
-        .await;
-    }
-
-    /// Waits until a worker's lane has asked Redis this many times more: it has had its chance to reserve.
-    async fn cycles(&mut self, record: &str, more: u64) {
-        let seq = async |ledger: &mut Ledger| ledger.command::<u64>(&["HGET", record, "seq"]).await;
-        let before = seq(&mut self.ledger).await;
-        eventually(SOON, "cycles of the lane", async || {
-            let now = seq(&mut self.ledger).await;
-            if now >= before + more { Ok(()) } else { Err(now) }
-        })
-        .await;
-    }
-}
 
 /// The key of the record of a worker's only lane.
 async fn record_of(worker: &Worker) -> String {

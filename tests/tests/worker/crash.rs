@@ -3,35 +3,14 @@
 use std::time::{Duration, Instant};
 
 use e2e::ledger::{HIGH, LOW, id_of, ids};
-use e2e::{Behaviour, Ledger, Options, Recorder, RedisServer, Worker, WorkerOptions};
+use e2e::{Behaviour, Recorder, Worker, WorkerOptions};
+
+use crate::scene::Scene;
 
 const TTL: Duration = Duration::from_secs(5);
 /// What the reaper may take beyond the TTL.
 const BOUND: Duration = Duration::from_secs(5);
 const SOON: Duration = Duration::from_secs(30);
-
-struct Scene {
-    server: RedisServer,
-    recorder: Recorder,
-    ledger: Ledger,
-}
-
-impl Scene {
-    async fn start() -> Self {
-        let server = RedisServer::start(Options::default()).await;
-        let ledger = Ledger::of(&server).await;
-        Self { server, recorder: Recorder::start().await, ledger }
-    }
-
-    fn options(&self) -> WorkerOptions {
-        WorkerOptions::new("worker").redis(self.server.addr()).recorded_by(&self.recorder)
-    }
-
-    /// A worker that serves another queue: it reaps for all, but takes none of the jobs that come back.
-    fn bystander(&self) -> WorkerOptions {
-        self.options().config("worker: {priorities: [other], queues: {other: 'jobqueue:other_priority'}}")
-    }
-}
 
 #[tokio::test]
 async fn jobs_of_a_killed_worker_can_be_reserved_again_within_the_ttl_and_five_seconds() {

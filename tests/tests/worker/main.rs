@@ -8,3 +8,4 @@ mod observed;
 mod outage;
 mod poison;
 mod retry;
+mod scene;

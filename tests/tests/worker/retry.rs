@@ -5,28 +5,12 @@ use std::time::{Duration, Instant};
 
 use e2e::child::free_port;
 use e2e::ledger::{DEAD, HIGH, LOW, ids, job};
-use e2e::{Behaviour, Ledger, Options, Recorder, RedisServer, Worker, WorkerOptions, eventually};
+use e2e::{Behaviour, Ledger, Worker, eventually};
+
+use crate::scene::Scene;
 use serde_json::{Value, json};
 
 const SOON: Duration = Duration::from_secs(30);
-
-struct Scene {
-    server: RedisServer,
-    recorder: Recorder,
-    ledger: Ledger,
-}
-
-impl Scene {
-    async fn start() -> Self {
-        let server = RedisServer::start(Options::default()).await;
-        let ledger = Ledger::of(&server).await;
-        Self { server, recorder: Recorder::start().await, ledger }
-    }
-
-    fn options(&self) -> WorkerOptions {
-        WorkerOptions::new("worker").redis(self.server.addr()).recorded_by(&self.recorder)
-    }
-}
 
 async fn breaker_is(worker: &Worker, state: f64) {
     eventually(SOON, &format!("circuit_breaker_state {state}"), async || {
