@@ -1,0 +1,113 @@
+// The app of the tests: what a user's program beside the worker looks like to it. A job says itself how it
+// shall end, in fields of its own, of its `payload` or of one of its `args`:
+//
+//	"duration_ms": 1500   answer after that time
+//	"fail": true          answer 500
+//	"die": true           end the process without an answer
+//
+// POST /jobs/execute runs a job, GET /health says that the app is there. It listens on $PORT (3000) of every
+// address. SIGTERM: no new connections, what runs is finished, exit 0.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"log"
+	"net/http"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+)
+
+type job struct {
+	DurationMs int64 `json:"duration_ms"`
+	Fail       bool  `json:"fail"`
+	Die        bool  `json:"die"`
+}
+
+// parse reads the wishes from every place where a protocol lets a client put them. What is not an object there
+// has no wishes.
+func parse(body []byte) (job, error) {
+	var wishes job
+	if err := json.Unmarshal(body, &wishes); err != nil {
+		return wishes, err
+	}
+	var around struct{ Payload, Args json.RawMessage }
+	var args []json.RawMessage
+	_ = json.Unmarshal(body, &around)
+	_ = json.Unmarshal(around.Args, &args)
+	for _, inner := range append(args, around.Payload) {
+		_ = json.Unmarshal(inner, &wishes)
+	}
+	return wishes, nil
+}
+
+func execute(w http.ResponseWriter, r *http.Request) {
+	began := time.Now()
+	id := r.Header.Get("X-Job-Id")
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		log.Printf("job=%q status=400 error=%q", id, err)
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	wishes, err := parse(body)
+	if err != nil {
+		log.Printf("job=%q status=400 error=%q", id, err)
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	if wishes.Die {
+		log.Printf("job=%q dying", id)
+		os.Exit(1)
+	}
+	select {
+	case <-time.After(time.Duration(wishes.DurationMs) * time.Millisecond):
+	case <-r.Context().Done():
+		log.Printf("job=%q attempt=%s abandoned ms=%d", id, r.Header.Get("X-Job-Attempt"), time.Since(began).Milliseconds())
+		return
+	}
+	status, answer := http.StatusOK, `{"status":"success"}`
+	if wishes.Fail {
+		status, answer = http.StatusInternalServerError, `{"status":"failure","error_message":"the job asked to fail"}`
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_, _ = io.WriteString(w, answer)
+	log.Printf("job=%q attempt=%s status=%d ms=%d", id, r.Header.Get("X-Job-Attempt"), status, time.Since(began).Milliseconds())
+}
+
+func health(w http.ResponseWriter, _ *http.Request) {
+	_, _ = io.WriteString(w, "ok\n")
+	log.Print("health status=200")
+}
+
+func main() {
+	log.SetFlags(log.LstdFlags | log.Lmicroseconds)
+	port := os.Getenv("PORT")
+	if port == "" {
+		port = "3000"
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST /jobs/execute", execute)
+	mux.HandleFunc("GET /health", health)
+	server := &http.Server{Addr: ":" + port, Handler: mux, ReadHeaderTimeout: 10 * time.Second}
+
+	stop, cancel := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer cancel()
+	finished := make(chan struct{})
+	go func() {
+		<-stop.Done()
+		log.Print("stopping: finishing what runs")
+		_ = server.Shutdown(context.Background())
+		close(finished)
+	}()
+	log.Printf("listening on :%s", port)
+	if err := server.ListenAndServe(); !errors.Is(err, http.ErrServerClosed) {
+		log.Fatalf("app: %v (set PORT to a free one)", err)
+	}
+	<-finished
+}
