@@ -1,20 +1,15 @@
-{{/* The name of the application, for labels. */}}
-{{- define "jobqueue.name" -}}
-{{- default .Chart.Name .Values.nameOverride | trunc 53 | trimSuffix "-" }}
-{{- end }}
-
 {{/*
 The name of the objects. A release called `jobqueue` or `jobqueue-operator` gives `jobqueue-operator`, any other
 one `<release>-jobqueue-operator`. 53 characters leave room for what is appended: names end at 63.
 */}}
 {{- define "jobqueue.fullname" -}}
-{{- $name := include "jobqueue.name" . -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
 {{- if .Values.fullnameOverride -}}
 {{- .Values.fullnameOverride | trunc 53 | trimSuffix "-" }}
 {{- else if contains $name .Release.Name -}}
 {{- .Release.Name | trunc 53 | trimSuffix "-" }}
 {{- else if hasPrefix (printf "%s-" .Release.Name) $name -}}
-{{- $name }}
+{{- $name | trunc 53 | trimSuffix "-" }}
 {{- else -}}
 {{- printf "%s-%s" .Release.Name $name | trunc 53 | trimSuffix "-" }}
 {{- end }}
@@ -40,16 +35,19 @@ name, so theirs carries the namespace.
 {{- end }}
 {{- end }}
 
-{{/* What selects the operator's pods. It must never change: a Deployment's selector cannot. */}}
+{{/*
+What selects the operator's pods. It must never change: a Deployment's selector cannot. The name is not to be overridden
+either: the NetworkPolicy of every managed Redis lets the operator in by it.
+*/}}
 {{- define "jobqueue.selectorLabels" -}}
-app.kubernetes.io/name: {{ include "jobqueue.name" . }}
+app.kubernetes.io/name: jobqueue-operator
 app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: operator
 {{- end }}
 
 {{/* The labels of every object: those that select no pods of the operator, so without a component. */}}
 {{- define "jobqueue.labels" -}}
-app.kubernetes.io/name: {{ include "jobqueue.name" . }}
+app.kubernetes.io/name: jobqueue-operator
 app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/part-of: jobqueue
