@@ -102,7 +102,7 @@ impl Config {
 
 /// A tree whose numbers are numbers to every serializer: those of `serde_json`, which keep any precision, are a
 /// private map to all serializers but its own.
-struct Plain<'a>(&'a Value);
+pub struct Plain<'a>(pub &'a Value);
 
 impl Serialize for Plain<'_> {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {

@@ -39,13 +39,45 @@ pub enum Address {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Tls {
     /// The CA that signed the server's certificate.
-    pub ca_file: Option<PathBuf>,
+    pub ca: Option<Pem>,
     /// Our certificate.
-    pub cert_file: Option<PathBuf>,
+    pub cert: Option<Pem>,
     /// Its key.
-    pub key_file: Option<PathBuf>,
+    pub key: Option<Pem>,
     /// The name in the server's certificate, when it is not the address.
     pub server_name: Option<String>,
+}
+
+/// Certificates or a key: in a file, read at every connect, or at hand.
+#[derive(Clone, PartialEq, Eq)]
+pub enum Pem {
+    /// Where they are.
+    File(PathBuf),
+    /// What they are.
+    Text(Vec<u8>),
+}
+
+impl Pem {
+    /// What it is called in messages; never what it holds.
+    fn path(&self) -> PathBuf {
+        match self {
+            Self::File(path) => path.clone(),
+            Self::Text(_) => PathBuf::from("(from memory)"),
+        }
+    }
+
+    fn read(&self) -> std::io::Result<Vec<u8>> {
+        match self {
+            Self::File(path) => std::fs::read(path),
+            Self::Text(text) => Ok(text.clone()),
+        }
+    }
+}
+
+impl std::fmt::Debug for Pem {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.path().display())
+    }
 }
 
 /// How to reach Redis.
@@ -402,15 +434,16 @@ async fn encrypt(
     tls: &Tls,
     addr: &str,
 ) -> Result<tokio_rustls::client::TlsStream<TcpStream>, ConnectError> {
-    let file =
-        |key, path: &std::path::Path, reason: String| ConnectError::File { key, path: path.into(), reason };
+    let file = |key, pem: &Pem, reason: String| ConnectError::File { key, path: pem.path(), reason };
+    let certificates = |key, pem: &Pem| {
+        let text = pem.read().map_err(|error| file(key, pem, error.to_string()))?;
+        let found = CertificateDer::pem_slice_iter(&text).collect::<Result<Vec<_>, _>>();
+        found.map_err(|error| file(key, pem, error.to_string()))
+    };
     let mut roots = rustls::RootCertStore::empty();
-    if let Some(path) = &tls.ca_file {
-        let certificates = CertificateDer::pem_file_iter(path)
-            .and_then(Iterator::collect::<Result<Vec<_>, _>>)
-            .map_err(|error| file("redis.tls.ca_file", path, error.to_string()))?;
-        for certificate in certificates {
-            roots.add(certificate).map_err(|error| file("redis.tls.ca_file", path, error.to_string()))?;
+    if let Some(ca) = &tls.ca {
+        for certificate in certificates("redis.tls.ca_file", ca)? {
+            roots.add(certificate).map_err(|error| file("redis.tls.ca_file", ca, error.to_string()))?;
         }
     } else {
         roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
@@ -420,13 +453,14 @@ async fn encrypt(
         .with_safe_default_protocol_versions()
         .map_err(|error| unreachable(addr, &error))?
         .with_root_certificates(roots);
-    let config = match (&tls.cert_file, &tls.key_file) {
+    let config = match (&tls.cert, &tls.key) {
         (Some(cert), Some(key)) => {
-            let chain = CertificateDer::pem_file_iter(cert)
-                .and_then(Iterator::collect::<Result<Vec<_>, _>>)
-                .map_err(|error| file("redis.tls.cert_file", cert, error.to_string()))?;
-            let private = PrivateKeyDer::from_pem_file(key)
-                .map_err(|error| file("redis.tls.key_file", key, error.to_string()))?;
+            let chain = certificates("redis.tls.cert_file", cert)?;
+            let private = key
+                .read()
+                .map_err(|error| error.to_string())
+                .and_then(|text| PrivateKeyDer::from_pem_slice(&text).map_err(|error| error.to_string()))
+                .map_err(|error| file("redis.tls.key_file", key, error))?;
             builder
                 .with_client_auth_cert(chain, private)
                 .map_err(|error| file("redis.tls.cert_file", cert, error.to_string()))?

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::breaker;
 use crate::config::{Config, Redis};
-use crate::connect::{Address, Connector, Settings, Tls};
+use crate::connect::{Address, Connector, Pem, Settings, Tls};
 use crate::keys::{Keys, Naming};
 use crate::protocol::Protocol;
 use crate::protocol::files::Files;
@@ -141,9 +141,9 @@ fn redis_settings(redis: &Redis, longest: Duration) -> Settings {
             Address::Sentinel { master: redis.sentinel.master.clone(), addrs: redis.sentinel.addrs.clone() };
     }
     settings.tls = encrypted.then(|| Tls {
-        ca_file: file(&redis.tls.ca_file),
-        cert_file: file(&redis.tls.cert_file),
-        key_file: file(&redis.tls.key_file),
+        ca: file(&redis.tls.ca_file).map(Pem::File),
+        cert: file(&redis.tls.cert_file).map(Pem::File),
+        key: file(&redis.tls.key_file).map(Pem::File),
         server_name: given(&redis.tls.server_name),
     });
     settings

@@ -232,7 +232,7 @@ pub struct LaneLists {
     pub parked_suspects: String,
 }
 
-fn escape_glob(key: &str) -> String {
+pub(crate) fn escape_glob(key: &str) -> String {
     key.chars().fold(String::with_capacity(key.len()), |mut escaped, c| {
         if matches!(c, '*' | '?' | '[' | ']' | '\\') {
             escaped.push('\\');

@@ -13,6 +13,7 @@ use crate::keys::Keys;
 mod cycle;
 mod jobs;
 mod lanes;
+pub mod ownership;
 
 pub use cycle::{Cycle, Cycled, LaneHandle, Parked, QueueAsk, Refusal, Returned, Settlement, Status, digest};
 pub use jobs::{Enqueue, Granted, Page, PageKind, QueueSnapshot, Snapshot, Turn};
@@ -100,6 +101,7 @@ script!(ENQUEUE, "enqueue.lua");
 script!(LIMIT, "limit.lua");
 script!(PAGE, "page.lua");
 script!(SNAPSHOT, "snapshot.lua");
+script!(OWN, "own.lua");
 
 /// A conversation with the node that holds one shard: connects when it must, and again after a failure.
 pub struct Session {

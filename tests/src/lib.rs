@@ -11,6 +11,7 @@ pub mod child;
 pub mod cluster;
 pub mod engine;
 pub mod http;
+pub mod kubernetes;
 pub mod ledger;
 pub mod process;
 pub mod proxy;

@@ -62,6 +62,11 @@ pub enum Command {
     /// Look at the configuration.
     #[command(subcommand)]
     Config(ConfigCommand),
+    /// Copy this program to a path: how it gets into a container of somebody else's image.
+    Install {
+        /// Where to.
+        path: PathBuf,
+    },
     /// Print a completion script for a shell.
     Completion {
         /// The shell.

@@ -28,6 +28,15 @@ fn main() -> ExitCode {
         clap_complete::generate(shell, &mut Cli::command(), "worker", &mut std::io::stdout());
         return ExitCode::SUCCESS;
     }
+    if let Some(Command::Install { path }) = &cli.command {
+        return match install(path) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("Could not copy this program to {}: {error}", path.display());
+                ExitCode::FAILURE
+            }
+        };
+    }
     let mut loaded = match Config::load(cli.config.as_deref(), environment()) {
         Ok(loaded) => loaded,
         Err(problems) => {
@@ -58,6 +67,13 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Under another name first: whoever finds the program finds all of it.
+fn install(path: &std::path::Path) -> std::io::Result<()> {
+    let part = path.with_extension("part");
+    std::fs::copy(std::env::current_exe()?, &part)?;
+    std::fs::rename(part, path)
 }
 
 async fn run(cli: Cli, loaded: Loaded, started: SystemTime) -> anyhow::Result<ExitCode> {

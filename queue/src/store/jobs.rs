@@ -404,8 +404,31 @@ impl Session {
         glob: &str,
         count: usize,
     ) -> Result<(String, Vec<String>), StoreError> {
+        self.scan_of(cursor, glob, count, Some("list")).await
+    }
+
+    /// The same for keys of every type.
+    pub async fn scan_any(
+        &mut self,
+        cursor: &str,
+        glob: &str,
+        count: usize,
+    ) -> Result<(String, Vec<String>), StoreError> {
+        self.scan_of(cursor, glob, count, None).await
+    }
+
+    async fn scan_of(
+        &mut self,
+        cursor: &str,
+        glob: &str,
+        count: usize,
+        kind: Option<&str>,
+    ) -> Result<(String, Vec<String>), StoreError> {
         let mut scan = Cmd::new();
-        scan.arg("SCAN").arg(cursor).arg("MATCH").arg(glob).arg("COUNT").arg(count).arg("TYPE").arg("list");
+        scan.arg("SCAN").arg(cursor).arg("MATCH").arg(glob).arg("COUNT").arg(count);
+        if let Some(kind) = kind {
+            scan.arg("TYPE").arg(kind);
+        }
         let mut reply = list(self.query(&scan).await?)?.into_iter();
         let cursor = text(reply.next().unwrap_or(Value::Nil));
         let keys = reply.next().map(list).transpose()?.unwrap_or_default();

@@ -61,7 +61,7 @@ pub async fn run(config: &Config, command: Command) -> anyhow::Result<ExitCode> 
         Command::Pause(output) => pause(&mut admin, output, true).await,
         Command::Resume(output) => pause(&mut admin, output, false).await,
         // Answered before a role is chosen: they need no Redis.
-        Command::Config(_) | Command::Completion { .. } => Ok(End::Done),
+        Command::Config(_) | Command::Completion { .. } | Command::Install { .. } => Ok(End::Done),
     };
     Ok(match end {
         Ok(End::Done) => ExitCode::SUCCESS,

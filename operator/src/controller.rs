@@ -1,0 +1,414 @@
+//! Makes the cluster have what each `JobQueue` asks for: resolve, build, apply, status.
+mod apply;
+mod build;
+mod cleanup;
+mod config;
+mod names;
+mod resolve;
+mod status;
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use futures::StreamExt;
+use futures::channel::mpsc::{UnboundedReceiver, unbounded};
+use jiff::Timestamp;
+use k8s_openapi::api::apps::v1::{Deployment, StatefulSet};
+use k8s_openapi::api::core::v1::{ConfigMap, Service, ServiceAccount};
+use kube::api::{Patch, PatchParams};
+use kube::runtime::controller::{self, Action, Controller};
+use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use kube::runtime::reflector::ObjectRef;
+use kube::runtime::watcher;
+use kube::{Api, Client, Resource, ResourceExt};
+use serde_json::json;
+
+use crate::api::conditions::READY;
+use crate::api::v1alpha1::JobQueue;
+use crate::metrics::Metrics;
+use crate::observer::{Observer, Target, Wish};
+use build::{Children, is_managed};
+use names::{MANAGED_BY, Names};
+use resolve::Resolved;
+use status::Outcome;
+
+/// Takes part in a deletion only where there is something to delete: see [`cleanup`].
+pub const FINALIZER: &str = "jobqueue.dev/cleanup";
+
+/// Secrets have no watch (it would need the right to read all of them), so every queue is looked at again this often.
+const LOOK_AGAIN: Duration = Duration::from_secs(600);
+
+/// What the operator was told at its start.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// The image of workers that name none.
+    pub worker_image: String,
+    /// The image of a managed Redis that names none.
+    pub redis_image: String,
+    /// What the names of services end with.
+    pub cluster_domain: String,
+    /// The namespace that the operator runs in.
+    pub namespace: String,
+    /// The namespaces that it looks after; empty: all.
+    pub watched: Vec<String>,
+}
+
+/// What every reconcile needs.
+pub struct Context {
+    client: Client,
+    settings: Settings,
+    observer: Observer,
+    metrics: Arc<Metrics>,
+    recorder: Recorder,
+    settled: apply::Settled,
+    pod_monitors: bool,
+    cluster: String,
+    failures: Mutex<HashMap<ObjectRef<JobQueue>, u32>>,
+}
+
+/// Why a reconcile did not come to its end.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Trying again will not help: somebody must change something, and the message says what.
+    #[error("{message}")]
+    Stalled {
+        /// One word in camel case.
+        reason: &'static str,
+        /// What to do.
+        message: String,
+    },
+    /// The Kubernetes API refused or could not be reached.
+    #[error("the Kubernetes API answered: {}", told(.0))]
+    Kube(#[from] kube::Error),
+}
+
+/// What the API server said, without the noise around it.
+fn told(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) => status.message.clone(),
+        other => other.to_string(),
+    }
+}
+
+impl Error {
+    fn stalled(reason: &'static str, message: impl Into<String>) -> Self {
+        Self::Stalled { reason, message: message.into() }
+    }
+
+    fn reason(&self) -> &'static str {
+        match self {
+            Self::Stalled { reason, .. } => reason,
+            Self::Kube(_) => "ApiError",
+        }
+    }
+
+    /// Invalid objects are refused however often they are sent.
+    fn is_stalled(&self) -> bool {
+        match self {
+            Self::Stalled { .. } => true,
+            Self::Kube(kube::Error::Api(status)) => status.code == 422 || status.code == 400,
+            Self::Kube(_) => false,
+        }
+    }
+
+    /// Nothing can be created in a namespace that is going away, and nothing has to be.
+    fn is_terminating(&self) -> bool {
+        matches!(self, Self::Kube(kube::Error::Api(status)) if status.code == 403 && status.message.contains("being terminated"))
+    }
+}
+
+/// Runs the controller until `shutdown`.
+pub async fn run(
+    client: Client,
+    settings: Settings,
+    metrics: Arc<Metrics>,
+    shutdown: impl Future<Output = ()> + Send + Sync + 'static,
+) -> anyhow::Result<()> {
+    let (changed, changes) = unbounded();
+    let (wishes, wished) = unbounded();
+    let gone = {
+        let client = client.clone();
+        move |owner: String| -> futures::future::BoxFuture<'static, bool> {
+            Box::pin(is_gone(client.clone(), owner))
+        }
+    };
+    let observer = Observer::new(changed, wishes, gone);
+    metrics.observe(observer.clone());
+    let instance = hostname::get().ok().and_then(|name| name.into_string().ok());
+    let reporter = Reporter { controller: "jobqueue-operator".into(), instance };
+    let context = Arc::new(Context {
+        recorder: Recorder::new(client.clone(), reporter),
+        pod_monitors: has_pod_monitors(&client).await,
+        cluster: cluster_id(&client).await,
+        client: client.clone(),
+        settings,
+        observer,
+        metrics,
+        settled: apply::Settled::default(),
+        failures: Mutex::default(),
+    });
+    let scaler = tokio::spawn(scale(Arc::clone(&context), wished));
+    controllers(&context, changes, shutdown).await;
+    scaler.abort();
+    Ok(())
+}
+
+/// One controller for all namespaces, or one for each that is watched: least rights need a watch in each.
+async fn controllers(
+    context: &Arc<Context>,
+    changes: UnboundedReceiver<ObjectRef<JobQueue>>,
+    shutdown: impl Future<Output = ()> + Send + Sync + 'static,
+) {
+    use futures::future::{FutureExt, join_all};
+    let shutdown = shutdown.boxed().shared();
+    let spaces: Vec<Option<&String>> =
+        if context.settings.watched.is_empty() { vec![None] } else { context.settings.watched.iter().map(Some).collect() };
+    let mut routes = Vec::new();
+    let mut running = Vec::new();
+    for space in spaces {
+        let (to, changes) = unbounded();
+        routes.push((space.cloned(), to));
+        running.push(controller(context, space, changes, shutdown.clone()));
+    }
+    let route = changes.for_each(|queue| {
+        for (space, to) in &routes {
+            if space.is_none() || *space == queue.namespace {
+                let _ = to.unbounded_send(queue.clone());
+            }
+        }
+        futures::future::ready(())
+    });
+    tokio::select! {
+        _ = join_all(running) => {}
+        () = route => {}
+    }
+}
+
+async fn controller(
+    context: &Arc<Context>,
+    space: Option<&String>,
+    changes: UnboundedReceiver<ObjectRef<JobQueue>>,
+    shutdown: impl Future<Output = ()> + Send + Sync + 'static,
+) {
+    fn api<K>(client: &Client, space: Option<&String>) -> Api<K>
+    where
+        K: Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()>,
+    {
+        match space {
+            Some(space) => Api::namespaced(client.clone(), space),
+            None => Api::all(client.clone()),
+        }
+    }
+    let client = &context.client;
+    let ours = watcher::Config::default().labels(&format!("app.kubernetes.io/managed-by={MANAGED_BY}"));
+    let settings = controller::Config::default().concurrency(8).debounce(Duration::from_millis(100));
+    Controller::new(api::<JobQueue>(client, space), watcher::Config::default().any_semantic())
+        .with_config(settings)
+        .owns(api::<Deployment>(client, space), ours.clone())
+        .owns(api::<StatefulSet>(client, space), ours.clone())
+        .owns(api::<ConfigMap>(client, space), ours.clone())
+        .owns(api::<Service>(client, space), ours.clone())
+        .owns(api::<ServiceAccount>(client, space), ours)
+        .reconcile_on(changes)
+        .graceful_shutdown_on(shutdown)
+        .run(reconcile, on_error, Arc::clone(context))
+        .for_each(|result| {
+            if let Err(error) = result
+                && !matches!(error, controller::Error::ObjectNotFound(_))
+            {
+                tracing::debug!(error = %error, "Reconcile ended early");
+            }
+            futures::future::ready(())
+        })
+        .await;
+}
+
+/// One look at one `JobQueue`: the pipeline.
+#[tracing::instrument(skip_all, fields(namespace = queue.namespace().unwrap_or_default(), jobqueue = queue.name_any()))]
+async fn reconcile(queue: Arc<JobQueue>, context: Arc<Context>) -> Result<Action, Error> {
+    let _timer = context.metrics.reconcile_started();
+    if queue.metadata.deletion_timestamp.is_some() {
+        return context.clean_up(&queue).await;
+    }
+    context.hold_deletion(&queue).await?;
+    let outcome = context.bring_about(&queue).await;
+    let reference = ObjectRef::from_obj(queue.as_ref());
+    let seen = context.observer.seen(&reference);
+    let result = match &outcome {
+        Ok((applied, queues)) => Outcome::Applied { applied, queues: queues.clone() },
+        Err(error) if error.is_terminating() => return Ok(Action::await_change()),
+        Err(error) => Outcome::Failed(error),
+    };
+    context.tell(&queue, status::status(&queue, &result, seen.as_ref(), Timestamp::now())).await?;
+    outcome?;
+    context.failures.lock().unwrap_or_else(PoisonError::into_inner).remove(&reference);
+    Ok(Action::requeue(LOOK_AGAIN))
+}
+
+/// Name and key of each queue, in the order of priority.
+type Queues = Vec<(String, String)>;
+
+impl Context {
+    /// Resolve, build, apply; and let the observer look at it.
+    async fn bring_about(&self, queue: &JobQueue) -> Result<(apply::Applied, Queues), Error> {
+        if is_managed(queue) {
+            self.prepare_redis(queue).await?;
+        }
+        let resolved = Resolved::of(queue, self).await?;
+        let children: Children = build::children(queue, &resolved)?;
+        let applied = self.apply(queue, &children).await?;
+        let worker = &children.rendered.config.worker;
+        let queues = (worker.priorities.iter())
+            .map(|name| (name.clone(), worker.queues.get(name).cloned().unwrap_or_default()))
+            .collect();
+        let current = applied.worker.as_ref().and_then(|live| live["spec"]["replicas"].as_i64()).unwrap_or(0);
+        let target = self.target(queue, &children, &resolved, i32::try_from(current).unwrap_or(0));
+        self.observer.watch(&ObjectRef::from_obj(queue), target);
+        Ok((applied, queues))
+    }
+
+    /// Where the observer finds the queue. It reads no files: credentials come from the Secrets themselves.
+    fn target(&self, queue: &JobQueue, children: &Children, resolved: &Resolved, current: i32) -> Target {
+        let names = Names::of(queue);
+        let uid = queue.uid().unwrap_or_default();
+        let owner = format!("{}/{}/{}/{uid}", self.cluster, names.namespace, names.queue);
+        let mut target = Target::new(&children.rendered.config, queue, owner, current);
+        let secret = resolved.redis_secret.as_ref();
+        target.settings.password_file = None;
+        target.settings.password = secret.and_then(|secret| secret.text("password"));
+        if let Some(tls) = target.settings.tls.as_mut() {
+            let pem = |key: &str| secret.and_then(|secret| secret.bytes(key)).map(|bytes| jobqueue::connect::Pem::Text(bytes.to_vec()));
+            tls.ca = pem("ca.crt");
+            tls.cert = pem("tls.crt");
+            tls.key = pem("tls.key");
+        }
+        let redis = &children.rendered.config.redis;
+        let who = json!([redis.addr, redis.username, redis.db, redis.cluster, redis.tls, redis.sentinel.master, redis.sentinel.addrs]);
+        let secret = target.settings.password.as_deref().unwrap_or_default();
+        target.connection = build::hash(&json!([who, build::hash(&json!(secret))]));
+        target
+    }
+
+    /// What a managed Redis needs before it can start: its volume and its password.
+    async fn prepare_redis(&self, queue: &JobQueue) -> Result<(), Error> {
+        let name = Names::of(queue).part("redis");
+        if let Some(claim) = build::volume_claim(queue) {
+            let object = claim.object.as_ref().unwrap_or(&serde_json::Value::Null);
+            self.create_kept(queue, claim.kind, &claim.name, object).await?;
+        }
+        let namespace = queue.namespace().unwrap_or_default();
+        let secret = self.find_secret(&namespace, &name).await?;
+        match secret {
+            Some(secret) => {
+                for key in ["password", "users.acl"] {
+                    if !secret.has(key) {
+                        let message = format!(
+                            "Secret {name} has no key {key}: restore it, or delete the Secret and the pod {name}-0 to have a new password made"
+                        );
+                        return Err(Error::stalled("InvalidSecret", message));
+                    }
+                }
+                Ok(())
+            }
+            None => {
+                let password = uuid::Uuid::new_v4().simple().to_string() + &uuid::Uuid::new_v4().simple().to_string();
+                let object = build::generated_secret(queue, &password);
+                self.create_kept(queue, &build::SECRET, &name, &object).await
+            }
+        }
+    }
+
+    /// Writes the status if it says something new, and an event when the queue becomes ready or stops being so.
+    async fn tell(&self, queue: &JobQueue, status: crate::api::v1alpha1::JobQueueStatus) -> Result<(), Error> {
+        if queue.status.as_ref() == Some(&status) {
+            return Ok(());
+        }
+        let ready = |conditions: &[k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition]| {
+            let ready = conditions.iter().find(|one| one.type_ == READY)?;
+            Some((ready.status.clone(), ready.reason.clone(), ready.message.clone()))
+        };
+        let before = queue.status.as_ref().and_then(|status| ready(&status.conditions));
+        let now = ready(&status.conditions);
+        let api: Api<JobQueue> = Api::namespaced(self.client.clone(), &queue.namespace().unwrap_or_default());
+        let patch = json!({ "status": status });
+        api.patch_status(&queue.name_any(), &PatchParams::default(), &Patch::Merge(&patch)).await?;
+        let turned = before.as_ref().map(|(status, reason, _)| (status, reason)) != now.as_ref().map(|(status, reason, _)| (status, reason));
+        if let (true, Some((status, reason, message))) = (turned, now) {
+            let type_ = if status == "True" || matches!(reason.as_str(), "RedisStarting" | "Connecting" | "WorkersStarting") {
+                EventType::Normal
+            } else {
+                EventType::Warning
+            };
+            self.publish(queue, type_, &reason, "Reconcile", message).await;
+        }
+        Ok(())
+    }
+
+    /// An event is worth no failure.
+    async fn publish(&self, queue: &JobQueue, type_: EventType, reason: &str, action: &str, note: String) {
+        let note = Some(note.chars().take(1000).collect());
+        let event = Event { type_, reason: reason.into(), action: action.into(), note, secondary: None };
+        if let Err(error) = self.recorder.publish(&event, &queue.object_ref(&())).await {
+            tracing::warn!(error = %error, "Could not publish an event");
+        }
+    }
+}
+
+/// Waits longer after each failure of the same queue; one that only a person can mend is looked at rarely.
+fn on_error(queue: Arc<JobQueue>, error: &Error, context: Arc<Context>) -> Action {
+    let mut failures = context.failures.lock().unwrap_or_else(PoisonError::into_inner);
+    let count = failures.entry(ObjectRef::from_obj(queue.as_ref())).or_default();
+    *count = (*count + 1).min(10);
+    context.metrics.reconcile_failed(error.reason());
+    let longest = if error.is_stalled() { Duration::from_secs(30) } else { Duration::from_secs(60) };
+    tracing::warn!(namespace = queue.namespace().unwrap_or_default(), jobqueue = queue.name_any(), error = %error, "Could not reconcile");
+    Action::requeue(Duration::from_millis(500).saturating_mul(2u32.saturating_pow(*count - 1)).min(longest))
+}
+
+/// Carries out what the observer decided on.
+async fn scale(context: Arc<Context>, mut wishes: UnboundedReceiver<Wish>) {
+    while let Some(Wish { queue, from, decision }) = wishes.next().await {
+        let namespace = queue.namespace.clone().unwrap_or_default();
+        let api: Api<JobQueue> = Api::namespaced(context.client.clone(), &namespace);
+        let Ok(Some(object)) = api.get_opt(&queue.name).await else { continue };
+        let name = Names::of(&object).part("worker");
+        match context.scale(&object, &name, decision.replicas).await {
+            Ok(_) => {
+                tracing::info!(namespace, jobqueue = queue.name, from, to = decision.replicas, reason = decision.reason, "Scaled");
+                let note = format!("Scaled workers from {from} to {}: {}", decision.replicas, decision.reason);
+                context.publish(&object, EventType::Normal, "Scaled", "Scale", note).await;
+            }
+            Err(error) => tracing::warn!(namespace, jobqueue = queue.name, error = %error, "Could not scale"),
+        }
+    }
+}
+
+/// Whether the `JobQueue` that a claim names does not exist any more. Another cluster's cannot be asked for.
+async fn is_gone(client: Client, owner: String) -> bool {
+    let parts: Vec<&str> = owner.split('/').collect();
+    let [cluster, namespace, name, uid] = parts.as_slice() else { return false };
+    if *cluster != cluster_id(&client).await {
+        return false;
+    }
+    let api: Api<JobQueue> = Api::namespaced(client, namespace);
+    match api.get_opt(name).await {
+        Ok(found) => found.is_none_or(|found| found.uid().as_deref() != Some(*uid)),
+        Err(_) => false,
+    }
+}
+
+/// What tells one cluster from another: the uid of a namespace that every cluster has.
+async fn cluster_id(client: &Client) -> String {
+    let api: Api<k8s_openapi::api::core::v1::Namespace> = Api::all(client.clone());
+    match api.get("kube-system").await {
+        Ok(namespace) => namespace.uid().unwrap_or_default(),
+        // Without the right to read it (namespaced mode) all clusters look alike, and claims are still per name.
+        Err(_) => "cluster".into(),
+    }
+}
+
+async fn has_pod_monitors(client: &Client) -> bool {
+    client.list_api_group_resources("monitoring.coreos.com/v1").await.is_ok_and(|list| list.resources.iter().any(|one| one.kind == "PodMonitor"))
+}

@@ -1,0 +1,307 @@
+//! Carries out what was built: server-side apply, only where something differs, never on somebody else's objects.
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams};
+use kube::core::{ApiResource, GroupVersionKind};
+use kube::{Api, ResourceExt};
+use serde_json::{Value, json};
+
+use super::build::{Child, Children, DEPLOYMENT, Kind, STATEFUL_SET};
+use super::names::{HASH, MANAGED_BY};
+use super::{Context, Error};
+use crate::api::v1alpha1::{JobQueue, ScalingMode};
+
+/// Owns everything that we make but the number of workers.
+pub const MANAGER: &str = "jobqueue-operator";
+/// Owns the number of workers: an apply without that field would otherwise reset it to 1.
+pub const SCALER: &str = "jobqueue-scaler";
+
+/// What was there when an object was last found as it should be: its hash and its version.
+#[derive(Default)]
+pub struct Settled(Mutex<HashMap<String, (String, String)>>);
+
+impl Settled {
+    fn is(&self, id: &str, hash: &str, version: &str) -> bool {
+        let settled = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        settled.get(id).is_some_and(|(of, at)| of == hash && at == version)
+    }
+
+    fn note(&self, id: String, hash: &str, version: String) {
+        let mut settled = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        settled.insert(id, (hash.to_owned(), version));
+    }
+
+    /// Forgets the objects of a queue that is gone.
+    pub fn forget(&self, namespace: &str, queue: &str) {
+        let mut settled = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (of, name) = (format!("/{namespace}/{queue}-"), format!("/{namespace}/{queue}"));
+        settled.retain(|id, _| !id.contains(&of) && !id.ends_with(&name));
+    }
+}
+
+/// The live objects that the status speaks of.
+#[derive(Debug, Default)]
+pub struct Applied {
+    /// The workers' Deployment.
+    pub worker: Option<Value>,
+    /// The managed Redis' `StatefulSet`.
+    pub redis: Option<Value>,
+}
+
+impl Context {
+    /// Makes the cluster have these children, in an order in which each finds what it needs.
+    pub async fn apply(&self, queue: &JobQueue, children: &Children) -> Result<Applied, Error> {
+        // Destructured whole, so that a new child cannot be forgotten here.
+        let Children {
+            service_account,
+            config,
+            redis_config,
+            redis_service,
+            redis,
+            worker,
+            producer,
+            api,
+            api_service,
+            disruption_budget,
+            network_policy,
+            pod_monitor,
+            rendered: _,
+        } = children;
+        for child in [service_account, config, redis_config, redis_service, network_policy] {
+            self.apply_child(queue, child).await?;
+        }
+        let redis = self.apply_redis(queue, redis).await?;
+        let worker = self.apply_worker(queue, worker).await?;
+        for child in [producer, api, api_service, disruption_budget] {
+            self.apply_child(queue, child).await?;
+        }
+        if self.pod_monitors {
+            self.apply_child(queue, pod_monitor).await?;
+        }
+        Ok(Applied { worker, redis })
+    }
+
+    /// Applies one child if it differs, removes it if it is not wanted; the live object, if there is one.
+    async fn apply_child(&self, queue: &JobQueue, child: &Child) -> Result<Option<Value>, Error> {
+        let api = self.dynamic(child.kind, queue);
+        let live = api.get_opt(&child.name).await?;
+        self.reconcile_child(queue, &api, child, live).await
+    }
+
+    async fn reconcile_child(
+        &self,
+        queue: &JobQueue,
+        api: &Api<DynamicObject>,
+        child: &Child,
+        live: Option<DynamicObject>,
+    ) -> Result<Option<Value>, Error> {
+        let ours = |live: &DynamicObject| live.owner_references().iter().any(|owner| Some(&owner.uid) == queue.metadata.uid.as_ref());
+        let Some(desired) = &child.object else {
+            if live.as_ref().is_some_and(ours) {
+                api.delete(&child.name, &DeleteParams::background()).await?;
+                tracing::info!(kind = child.kind.kind, name = child.name, "Removed what is not wanted any more");
+            }
+            return Ok(None);
+        };
+        if let Some(live) = &live {
+            if !ours(live) {
+                return Err(foreign(queue, child.kind, &child.name));
+            }
+            let id = id(queue, child.kind, &child.name);
+            let hash = desired["metadata"]["annotations"][HASH].as_str().unwrap_or_default();
+            let now = version(live);
+            let found = serde_json::to_value(live).unwrap_or_default();
+            if self.settled.is(&id, hash, &now) || is_satisfied(desired, &found) {
+                self.settled.note(id, hash, now);
+                return Ok(Some(found));
+            }
+        }
+        let applied = self.patch(api, MANAGER, &child.name, desired).await?;
+        tracing::info!(kind = child.kind.kind, name = child.name, "Applied");
+        let hash = desired["metadata"]["annotations"][HASH].as_str().unwrap_or_default();
+        self.settled.note(id(queue, child.kind, &child.name), hash, version(&applied));
+        Ok(Some(serde_json::to_value(applied).unwrap_or_default()))
+    }
+
+    /// The workers: the scaler owns their number; where it does not (yet), the live number is kept.
+    async fn apply_worker(&self, queue: &JobQueue, child: &Child) -> Result<Option<Value>, Error> {
+        let api = self.dynamic(child.kind, queue);
+        let live = api.get_opt(&child.name).await?;
+        let mut child = child.clone();
+        let owned = live.as_ref().is_some_and(scaler_owns_replicas);
+        let number = live.as_ref().and_then(|live| live.data["spec"]["replicas"].as_i64());
+        let number = number.unwrap_or_else(|| i64::from(first_replicas(queue)));
+        if let (false, Some(object)) = (owned, child.object.as_mut()) {
+            object["spec"]["replicas"] = json!(number);
+        }
+        let applied = self.reconcile_child(queue, &api, &child, live).await?;
+        if owned {
+            return Ok(applied);
+        }
+        let replicas = i32::try_from(number).unwrap_or(0);
+        self.scale(queue, &child.name, replicas).await.map(Some)
+    }
+
+    /// Asks for this many workers: the only way their number changes.
+    pub async fn scale(&self, queue: &JobQueue, name: &str, replicas: i32) -> Result<Value, Error> {
+        let object = json!({
+            "apiVersion": DEPLOYMENT.api_version,
+            "kind": DEPLOYMENT.kind,
+            "metadata": { "name": name },
+            "spec": { "replicas": replicas },
+        });
+        let scaled = self.patch(&self.dynamic(&DEPLOYMENT, queue), SCALER, name, &object).await?;
+        Ok(serde_json::to_value(scaled).unwrap_or_default())
+    }
+
+    /// The managed Redis: its image stays what it was created with, whatever the operator was upgraded to.
+    async fn apply_redis(&self, queue: &JobQueue, child: &Child) -> Result<Option<Value>, Error> {
+        let api = self.dynamic(&STATEFUL_SET, queue);
+        let live = api.get_opt(&child.name).await?;
+        let mut child = child.clone();
+        let chosen = queue.spec.redis.as_ref().and_then(|redis| redis.managed.as_ref()?.image.as_ref());
+        if let (Some(live), Some(object), None) = (&live, child.object.as_mut(), chosen) {
+            let image = &live.data["spec"]["template"]["spec"]["containers"][0]["image"];
+            if image.is_string() {
+                object["spec"]["template"]["spec"]["containers"][0]["image"] = image.clone();
+            }
+        }
+        self.reconcile_child(queue, &api, &child, live).await
+    }
+
+    /// Makes an object that stays when its queue goes: an earlier one of the same queue is used again.
+    pub async fn create_kept(&self, queue: &JobQueue, kind: &'static Kind, name: &str, object: &Value) -> Result<(), Error> {
+        let api = self.dynamic(kind, queue);
+        if let Some(live) = api.get_opt(name).await? {
+            if live.labels().get("app.kubernetes.io/managed-by").map(String::as_str) != Some(MANAGED_BY) {
+                return Err(foreign(queue, kind, name));
+            }
+            if is_satisfied(object, &serde_json::to_value(&live).unwrap_or_default()) {
+                return Ok(());
+            }
+        }
+        self.patch(&api, MANAGER, name, object).await?;
+        Ok(())
+    }
+
+    async fn patch(
+        &self,
+        api: &Api<DynamicObject>,
+        manager: &str,
+        name: &str,
+        object: &Value,
+    ) -> Result<DynamicObject, Error> {
+        let params = PatchParams::apply(manager).force().validation_strict();
+        Ok(api.patch(name, &params, &Patch::Apply(object)).await?)
+    }
+
+    /// The API of a kind in the queue's namespace.
+    pub fn dynamic(&self, kind: &Kind, queue: &JobQueue) -> Api<DynamicObject> {
+        let (group, version) = kind.api_version.split_once('/').unwrap_or(("", kind.api_version));
+        let kinds = GroupVersionKind::gvk(group, version, kind.kind);
+        let resource = ApiResource::from_gvk_with_plural(&kinds, kind.plural);
+        let namespace = queue.metadata.namespace.clone().unwrap_or_default();
+        Api::namespaced_with(self.client.clone(), &namespace, &resource)
+    }
+}
+
+/// How many workers a new queue starts with.
+fn first_replicas(queue: &JobQueue) -> i32 {
+    match queue.spec.scaling.mode {
+        ScalingMode::Auto => queue.spec.scaling.min_replicas,
+        ScalingMode::Manual => queue.spec.replicas.unwrap_or(1),
+    }
+}
+
+fn foreign(queue: &JobQueue, kind: &Kind, name: &str) -> Error {
+    Error::stalled(
+        "NameConflict",
+        format!(
+            "{} {name} exists and does not belong to this JobQueue: delete or rename it, or give the JobQueue another name than {}",
+            kind.kind,
+            queue.name_any()
+        ),
+    )
+}
+
+fn id(queue: &JobQueue, kind: &Kind, name: &str) -> String {
+    format!("{}/{}/{name}", kind.kind, queue.metadata.namespace.as_deref().unwrap_or_default())
+}
+
+/// Changes when somebody changes the object, not when its status does; kinds without a generation change as a whole.
+fn version(live: &DynamicObject) -> String {
+    match live.metadata.generation {
+        Some(generation) => format!("{}@{generation}", live.uid().unwrap_or_default()),
+        None => live.resource_version().unwrap_or_default(),
+    }
+}
+
+/// Whether the scaler's field manager owns `spec.replicas`.
+fn scaler_owns_replicas(live: &DynamicObject) -> bool {
+    live.managed_fields().iter().any(|entry| {
+        let owns = entry.fields_v1.as_ref().is_some_and(|fields| !fields.0["f:spec"]["f:replicas"].is_null());
+        entry.manager.as_deref() == Some(SCALER) && owns
+    })
+}
+
+/// Whether the live object says everything that is desired; what else it says is not ours.
+pub fn is_satisfied(desired: &Value, live: &Value) -> bool {
+    match (desired, live) {
+        (Value::Object(desired), Value::Object(live)) => desired.iter().all(|(name, value)| {
+            live.get(name).map_or(is_nothing(value), |live| is_satisfied(value, live))
+        }),
+        (Value::Array(desired), Value::Array(live)) => {
+            let by_name = |entry: &Value| entry.get("name").cloned();
+            desired.len() == live.len()
+                && desired.iter().zip(live).all(|(desired, at)| match by_name(desired) {
+                    Some(name) => live
+                        .iter()
+                        .any(|live| by_name(live) == Some(name.clone()) && is_satisfied(desired, live)),
+                    None => is_satisfied(desired, at),
+                })
+        }
+        _ => desired == live,
+    }
+}
+
+/// Kubernetes drops empty objects and lists.
+fn is_nothing(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Object(fields) => fields.is_empty(),
+        Value::Array(entries) => entries.is_empty(),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_others_add_is_no_difference() {
+        let desired = json!({ "spec": { "replicas": 1, "containers": [{ "name": "worker", "env": [] }] } });
+        let live = json!({ "spec": { "replicas": 1, "more": true, "containers": [{ "name": "worker", "image": "x" }] } });
+        assert!(is_satisfied(&desired, &live));
+    }
+
+    #[test]
+    fn a_changed_or_missing_field_is_a_difference() {
+        let desired = json!({ "spec": { "containers": [{ "name": "worker", "image": "x" }] } });
+        for live in [
+            json!({ "spec": { "containers": [{ "name": "worker", "image": "y" }] } }),
+            json!({ "spec": { "containers": [{ "name": "other", "image": "x" }] } }),
+            json!({ "spec": { "containers": [{ "name": "worker", "image": "x" }, { "name": "extra" }] } }),
+            json!({ "spec": {} }),
+        ] {
+            assert!(!is_satisfied(&desired, &live), "{live}");
+        }
+    }
+
+    #[test]
+    fn lists_of_named_things_have_no_order() {
+        let desired = json!([{ "name": "a", "v": 1 }, { "name": "b", "v": 2 }]);
+        assert!(is_satisfied(&desired, &json!([{ "name": "b", "v": 2 }, { "name": "a", "v": 1 }])));
+    }
+}

@@ -1,0 +1,1 @@
+//! Tables of what is built; no client, no cluster.

@@ -1,0 +1,119 @@
+//! Deletion. With `Retain` Kubernetes does it all: what belongs to the queue goes with it, what holds jobs stays. Only
+//! `Delete` needs us, and so a finalizer: workers first, then the keys, then Redis, its volume and its password.
+use std::time::Duration;
+
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
+use kube::runtime::controller::Action;
+use kube::runtime::events::EventType;
+use kube::runtime::reflector::ObjectRef;
+use kube::{Api, ResourceExt};
+use serde_json::json;
+
+use super::build::{self, DEPLOYMENT, Kind, SECRET, STATEFUL_SET, VOLUME_CLAIM, is_managed};
+use super::names::{Names, QUEUE_LABEL};
+use super::resolve::Resolved;
+use super::{Context, Error, FINALIZER};
+use crate::api::v1alpha1::{DeletionPolicy, JobQueue, Protocol};
+
+/// After this long a deletion goes on without Redis: an object that cannot be deleted is worse than keys that stay.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+impl Context {
+    /// Has the finalizer there when, and only when, a deletion would need us.
+    pub(super) async fn hold_deletion(&self, queue: &JobQueue) -> Result<(), Error> {
+        let wanted = queue.spec.deletion_policy == DeletionPolicy::Delete;
+        let has = queue.finalizers().iter().any(|name| name == FINALIZER);
+        if wanted == has {
+            return Ok(());
+        }
+        let mut finalizers: Vec<&String> = queue.finalizers().iter().filter(|name| *name != FINALIZER).collect();
+        let ours = FINALIZER.to_owned();
+        if wanted {
+            finalizers.push(&ours);
+        }
+        self.write_finalizers(queue, &finalizers).await
+    }
+
+    async fn write_finalizers(&self, queue: &JobQueue, finalizers: &[&String]) -> Result<(), Error> {
+        let api: Api<JobQueue> = Api::namespaced(self.client.clone(), &queue.namespace().unwrap_or_default());
+        // With the version: somebody else's finalizer that came in between is not to be lost.
+        let patch = json!({ "metadata": { "finalizers": finalizers, "resourceVersion": queue.resource_version() } });
+        match api.patch(&queue.name_any(), &PatchParams::default(), &Patch::Merge(&patch)).await {
+            Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+            answer => Ok(answer.map(|_| ())?),
+        }
+    }
+
+    /// One step of a deletion; the next one follows when this one has had its effect.
+    pub(super) async fn clean_up(&self, queue: &JobQueue) -> Result<Action, Error> {
+        let reference = ObjectRef::from_obj(queue);
+        let names = Names::of(queue);
+        self.observer.forget(&reference);
+        self.settled.forget(&names.namespace, &names.queue);
+        if !queue.finalizers().iter().any(|name| name == FINALIZER) {
+            return Ok(Action::await_change());
+        }
+        for part in ["producer", "api", "worker"] {
+            self.remove(queue, &DEPLOYMENT, &names.part(part)).await?;
+        }
+        if self.has_pods(&names, "app.kubernetes.io/component in (worker,producer,api)").await? {
+            return Ok(Action::requeue(Duration::from_secs(1)));
+        }
+        if is_managed(queue) {
+            self.remove(queue, &STATEFUL_SET, &names.part("redis")).await?;
+            if self.has_pods(&names, "app.kubernetes.io/component=redis").await? {
+                return Ok(Action::requeue(Duration::from_secs(1)));
+            }
+            self.remove(queue, &VOLUME_CLAIM, &names.part("redis")).await?;
+            self.remove(queue, &SECRET, &names.part("redis")).await?;
+        } else if let Err(message) = self.delete_keys(queue).await {
+            let since = queue.metadata.deletion_timestamp.as_ref().map(|at| at.0);
+            let waited = since.map_or(0, |since| jiff::Timestamp::now().as_second() - since.as_second());
+            if waited < i64::try_from(PATIENCE.as_secs()).unwrap_or(i64::MAX) {
+                tracing::warn!(namespace = names.namespace, jobqueue = names.queue, error = message, "Could not delete the keys, trying again");
+                return Ok(Action::requeue(Duration::from_secs(5)));
+            }
+            let note = format!("Deleted without its keys in Redis, which could not be reached: {message}");
+            self.publish(queue, EventType::Warning, "KeysLeft", "Delete", note).await;
+        }
+        let others: Vec<&String> = queue.finalizers().iter().filter(|name| *name != FINALIZER).collect();
+        self.write_finalizers(queue, &others).await?;
+        Ok(Action::await_change())
+    }
+
+    async fn remove(&self, queue: &JobQueue, kind: &Kind, name: &str) -> Result<(), Error> {
+        match self.dynamic(kind, queue).delete(name, &DeleteParams::background()).await {
+            Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+            answer => Ok(answer.map(|_| ())?),
+        }
+    }
+
+    async fn has_pods(&self, names: &Names, selector: &str) -> Result<bool, Error> {
+        let api: Api<kube::core::PartialObjectMeta<k8s_openapi::api::core::v1::Pod>> =
+            Api::namespaced(self.client.clone(), &names.namespace);
+        let params = ListParams::default().labels(&format!("{QUEUE_LABEL}={},{selector}", names.queue)).limit(1);
+        Ok(!api.list_metadata(&params).await?.items.is_empty())
+    }
+
+    /// Deletes our keys in an external Redis, page by page. Sidekiq's own stay: they are the application's.
+    async fn delete_keys(&self, queue: &JobQueue) -> Result<(), String> {
+        let text = |error: &dyn std::fmt::Display| error.to_string();
+        let resolved = Resolved::of(queue, self).await.map_err(|error| text(&error))?;
+        let children = build::children(queue, &resolved).map_err(|error| text(&error))?;
+        let target = self.target(queue, &children, &resolved, 0);
+        let connector = jobqueue::connect::Connector::new(target.settings.clone());
+        for shard in &target.shards {
+            let mut session = jobqueue::store::Session::new(&connector, shard, Duration::from_secs(1));
+            if queue.spec.protocol != Protocol::Sidekiq {
+                for key in shard.queues.iter().map(|queue| queue.queue.clone()) {
+                    let owner = session.own(&key, &target.owner, None).await.map_err(|error| text(&error))?;
+                    if owner != target.owner {
+                        return Err(format!("{key} belongs to {owner}"));
+                    }
+                }
+            }
+            session.delete_all().await.map_err(|error| text(&error))?;
+        }
+        Ok(())
+    }
+}

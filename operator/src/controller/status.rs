@@ -1,0 +1,202 @@
+//! What is told about a `JobQueue`: conditions and figures, made from what was applied and seen. Pure.
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use serde_json::Value;
+
+use super::Error;
+use super::apply::Applied;
+use super::build::is_managed;
+use super::names::Names;
+use crate::api::conditions::{
+    DURABLE, Finding, READY, REDIS_REACHABLE, SCALING_ACTIVE, STALLED, WORKERS_AVAILABLE, merge,
+};
+use crate::api::v1alpha1::{JobQueue, JobQueueStatus, QueueStatus, ScalingMode, ScalingStatus, WorkersStatus};
+use crate::observer::Observation;
+
+/// What a reconcile came to.
+pub enum Outcome<'a> {
+    /// Everything is applied; the names and keys of the queues in the order of priority.
+    Applied {
+        /// The live objects.
+        applied: &'a Applied,
+        /// Name and key of each queue.
+        queues: Vec<(String, String)>,
+    },
+    /// Something must be changed by hand, or tried again.
+    Failed(&'a Error),
+}
+
+/// The status that follows from what was applied and seen.
+pub fn status(queue: &JobQueue, outcome: &Outcome, seen: Option<&Observation>, now: Timestamp) -> JobQueueStatus {
+    let earlier = queue.status.clone().unwrap_or_default();
+    let generation = queue.metadata.generation.unwrap_or(0);
+    let mut status = JobQueueStatus { observed_generation: Some(generation), ..earlier.clone() };
+    let findings = match outcome {
+        Outcome::Applied { applied, queues } => {
+            let worker = applied.worker.as_ref();
+            let count = |path: &str| worker.and_then(|live| live.pointer(path)?.as_i64()).unwrap_or(0);
+            let small = |number: i64| i32::try_from(number).unwrap_or(i32::MAX);
+            let (desired, ready) = (small(count("/spec/replicas")), small(count("/status/readyReplicas")));
+            status.replicas = small(count("/status/replicas"));
+            status.selector = Some(selector(queue));
+            status.workers = WorkersStatus { desired, ready, summary: format!("{ready}/{desired}") };
+            if let Some(seen) = seen.filter(|seen| seen.trouble.is_none()) {
+                figures(&mut status, queues, seen);
+            }
+            findings(queue, applied, seen, desired, ready)
+        }
+        Outcome::Failed(error) => failed(&earlier, error),
+    };
+    status.conditions = merge(&earlier.conditions, &findings, generation, now);
+    status
+}
+
+/// What selects the worker pods, as text.
+fn selector(queue: &JobQueue) -> String {
+    let selector = Names::of(queue).selector("worker");
+    selector.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(",")
+}
+
+fn figures(status: &mut JobQueueStatus, queues: &[(String, String)], seen: &Observation) {
+    let whole = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+    let figures = &seen.figures;
+    let waiting = |at: usize| figures.waiting.get(at).copied().map_or(0, whole);
+    status.queues = (queues.iter().enumerate())
+        .map(|(at, (name, key))| QueueStatus { name: name.clone(), key: key.clone(), waiting: waiting(at) })
+        .collect();
+    status.waiting = whole(figures.waiting.iter().sum());
+    status.in_flight = whole(figures.in_flight);
+    status.delayed = whole(figures.delayed);
+    status.dead_letters = whole(figures.dead_letters);
+    if let Some((decision, at)) = &seen.decision {
+        let time = Timestamp::from_second(i64::try_from(at / 1000).unwrap_or(0)).unwrap_or_default();
+        status.scaling =
+            Some(ScalingStatus { replicas: decision.replicas, reason: decision.reason.clone(), time: Time(time) });
+    }
+}
+
+fn findings(
+    queue: &JobQueue,
+    applied: &Applied,
+    seen: Option<&Observation>,
+    desired: i32,
+    ready: i32,
+) -> Vec<Finding> {
+    let conflict = seen.and_then(|seen| seen.conflict.as_ref());
+    let redis = redis(applied, seen);
+    let workers = workers(applied, desired, ready);
+    let mut findings = vec![];
+    if let Some((key, owner)) = conflict {
+        let claim = jobqueue::store::ownership::claim(key);
+        let message = format!(
+            "The queue {key} in this Redis belongs to {}: give this JobQueue another spec.keyPrefix or another Redis; \
+             if the owner is gone for good, DEL {claim}",
+            owner_name(owner)
+        );
+        findings.push(Finding::no(READY, "KeyConflict", message.clone()));
+        findings.push(Finding::yes(STALLED, "KeyConflict", message));
+    } else if redis.holds != Some(true) {
+        findings.push(Finding { kind: READY, ..redis.clone() });
+    } else if desired > 0 && ready == 0 {
+        findings.push(Finding { kind: READY, ..workers.clone() });
+    } else if queue.spec.paused {
+        findings.push(Finding::yes(READY, "Paused", "Paused by spec.paused: jobs are accepted and kept, none is started"));
+    } else {
+        let message = match desired {
+            0 => "No jobs, no workers: they start with the first job".to_owned(),
+            _ => format!("{ready} of {desired} workers are ready"),
+        };
+        findings.push(Finding::yes(READY, "Ready", message));
+    }
+    findings.push(redis);
+    findings.push(durable(queue));
+    findings.push(workers);
+    findings.push(scaling(queue, seen));
+    findings
+}
+
+fn owner_name(owner: &str) -> String {
+    match owner.split('/').collect::<Vec<_>>().as_slice() {
+        [_, namespace, name, _] => format!("JobQueue {namespace}/{name}"),
+        _ => owner.to_owned(),
+    }
+}
+
+fn redis(applied: &Applied, seen: Option<&Observation>) -> Finding {
+    match seen {
+        Some(Observation { trouble: None, .. }) => Finding::yes(REDIS_REACHABLE, "Reachable", "Redis answers"),
+        Some(Observation { trouble: Some(trouble), .. }) => {
+            let starting = applied.redis.as_ref().is_some_and(|redis| redis["status"]["readyReplicas"].as_i64().unwrap_or(0) == 0);
+            match starting && !trouble.permanent {
+                true => Finding::no(REDIS_REACHABLE, "RedisStarting", "The managed Redis is not ready yet"),
+                false => Finding::no(REDIS_REACHABLE, "Unreachable", trouble.message.clone()),
+            }
+        }
+        None => Finding::unknown(REDIS_REACHABLE, "Connecting", "Redis has not been asked yet"),
+    }
+}
+
+fn durable(queue: &JobQueue) -> Finding {
+    if !is_managed(queue) {
+        return Finding::unknown(DURABLE, "External", "The durability of an external Redis is its owner's");
+    }
+    let storage = queue.spec.redis.as_ref().and_then(|redis| redis.managed.as_ref()?.storage.as_ref());
+    if storage.is_some_and(|storage| storage.ephemeral.is_some()) {
+        let message = "spec.redis.managed.storage is ephemeral: all jobs are lost when the pod of Redis goes";
+        return Finding::no(DURABLE, "Ephemeral", message);
+    }
+    Finding::yes(DURABLE, "Volume", "Jobs are kept on a volume; a crash of Redis may lose the last second of changes")
+}
+
+fn workers(applied: &Applied, desired: i32, ready: i32) -> Finding {
+    if desired == 0 {
+        return Finding::yes(WORKERS_AVAILABLE, "NoneWanted", "No workers are wanted");
+    }
+    if ready >= desired {
+        return Finding::yes(WORKERS_AVAILABLE, "Available", format!("{ready} of {desired} workers are ready"));
+    }
+    let message = format!("{ready} of {desired} workers are ready");
+    let failure = applied.worker.as_ref().and_then(|worker| failure(worker));
+    Finding::no(WORKERS_AVAILABLE, "WorkersStarting", failure.map_or(message.clone(), |why| format!("{message}: {why}")))
+}
+
+/// What the Deployment says of pods that it could not make.
+fn failure(worker: &Value) -> Option<String> {
+    let conditions = worker["status"]["conditions"].as_array()?;
+    let failed = conditions.iter().find(|one| one["type"] == "ReplicaFailure" && one["status"] == "True")?;
+    failed["message"].as_str().map(str::to_owned)
+}
+
+fn scaling(queue: &JobQueue, seen: Option<&Observation>) -> Finding {
+    match (queue.spec.scaling.mode, seen) {
+        (ScalingMode::Manual, _) => Finding::no(SCALING_ACTIVE, "Manual", "scaling.mode is Manual: spec.replicas decides"),
+        (_, Some(Observation { trouble: None, conflict: None, .. })) => {
+            let range = &queue.spec.scaling;
+            let message = format!(
+                "Between {} and {} workers, one for each {} jobs",
+                range.min_replicas, range.max_replicas, range.backlog_per_worker
+            );
+            Finding::yes(SCALING_ACTIVE, "Following", message)
+        }
+        _ => Finding::no(SCALING_ACTIVE, "Holding", "Redis cannot be read: the number of workers stays as it is"),
+    }
+}
+
+/// A failure speaks only of itself: what was found earlier about the parts stands.
+fn failed(earlier: &JobQueueStatus, error: &Error) -> Vec<Finding> {
+    let mut findings = vec![Finding::no(READY, error.reason(), error.to_string())];
+    if error.is_stalled() {
+        findings.push(Finding::yes(STALLED, error.reason(), error.to_string()));
+    }
+    for kind in [REDIS_REACHABLE, DURABLE, WORKERS_AVAILABLE, SCALING_ACTIVE] {
+        if let Some(old) = earlier.conditions.iter().find(|old| old.type_ == kind) {
+            let holds = match old.status.as_str() {
+                "True" => Some(true),
+                "False" => Some(false),
+                _ => None,
+            };
+            findings.push(Finding { kind, holds, reason: old.reason.clone(), message: old.message.clone() });
+        }
+    }
+    findings
+}

@@ -1,0 +1,410 @@
+//! What goes on in Redis: the only part of the operator that talks to it.
+//!
+//! One task and one connection a Redis (address and credentials), which looks at each of its queues once a second. A slow
+//! or dead Redis so delays nobody but its own queues. The controller says what to look at, and is told when something
+//! worth a reconcile has changed.
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use futures::channel::mpsc::UnboundedSender;
+use jobqueue::config::Config;
+use jobqueue::connect::{Connector, Settings};
+use jobqueue::engine::Engine;
+use jobqueue::keys::Keys;
+use jobqueue::store::{Session, Snapshot, StoreError};
+use kube::runtime::reflector::ObjectRef;
+
+use crate::api::v1alpha1::{JobQueue, Protocol, Scaling};
+use crate::autoscaler::{Decision, History, Seen, decide};
+
+/// How often a queue is looked at.
+const INTERVAL: Duration = Duration::from_secs(1);
+/// Figures alone are worth a reconcile this often at most.
+const FIGURES_INTERVAL: Duration = Duration::from_secs(30);
+/// A claim that another has is asked for again after this long.
+const CLAIM_INTERVAL: Duration = Duration::from_secs(10);
+/// A dead Redis is tried again after at most this long.
+const LONGEST_BACKOFF: Duration = Duration::from_secs(5);
+
+/// What to look at.
+#[derive(Clone)]
+pub struct Target {
+    /// How to reach the queue's Redis.
+    pub settings: Settings,
+    /// Tells apart what must not share a connection.
+    pub connection: String,
+    /// The keys of every shard.
+    pub shards: Vec<Keys>,
+    /// Which format; Sidekiq's queues are shared by nature and so never claimed.
+    pub protocol: Protocol,
+    /// Who owns the queues: `<cluster>/<namespace>/<name>/<uid>`.
+    pub owner: String,
+    /// Whether workers shall take no jobs.
+    pub paused: bool,
+    /// How many workers there may be.
+    pub scaling: Scaling,
+    /// `spec.replicas`.
+    pub manual: Option<i32>,
+    /// How many workers are asked for now.
+    pub current: i32,
+}
+
+impl Target {
+    /// What to look at for a queue with this configuration.
+    pub fn new(config: &Config, queue: &JobQueue, owner: String, current: i32) -> Self {
+        let engine = Engine::new(config);
+        Self {
+            settings: engine.connector.settings().clone(),
+            connection: String::new(),
+            shards: engine.shards,
+            protocol: queue.spec.protocol,
+            owner,
+            paused: queue.spec.paused,
+            scaling: queue.spec.scaling.clone(),
+            manual: queue.spec.replicas,
+            current,
+        }
+    }
+}
+
+/// What was seen.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Observation {
+    /// Why Redis cannot be used; `None`: it can.
+    pub trouble: Option<Trouble>,
+    /// Another owner of one of the queues: its key and who it is.
+    pub conflict: Option<(String, String)>,
+    /// The figures.
+    pub figures: Figures,
+    /// The last decision that changed the number of workers, and when (Unix milliseconds).
+    pub decision: Option<(Decision, u64)>,
+}
+
+/// What is wrong with Redis.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Trouble {
+    /// Waiting will not help.
+    pub permanent: bool,
+    /// What it is.
+    pub message: String,
+}
+
+/// How many jobs are where.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Figures {
+    /// Waiting, by queue in the order of priority; suspects included.
+    pub waiting: Vec<u64>,
+    /// Held by workers.
+    pub in_flight: u64,
+    /// Waiting for their next attempt.
+    pub delayed: u64,
+    /// Of those, due.
+    pub due: u64,
+    /// Given up.
+    pub dead_letters: u64,
+    /// Held back on purpose.
+    pub paused: bool,
+}
+
+impl Figures {
+    /// Adds what one shard holds.
+    fn add(&mut self, snapshot: &Snapshot, in_flight: u64) {
+        self.waiting.resize(snapshot.queues.len(), 0);
+        for (waiting, queue) in self.waiting.iter_mut().zip(&snapshot.queues) {
+            *waiting += queue.waiting + queue.suspects;
+            self.delayed += queue.delayed;
+            self.due += queue.due;
+        }
+        self.in_flight += in_flight;
+        self.dead_letters += snapshot.dead_letters;
+        self.paused |= snapshot.paused;
+    }
+
+    /// Whether somebody who was told `earlier` should be told this: more than a tenth of difference.
+    fn differs_from(&self, earlier: &Self) -> bool {
+        let far = |now: u64, then: u64| now.abs_diff(then) * 10 > now.max(then);
+        let total = |figures: &Self| figures.waiting.iter().sum::<u64>();
+        far(total(self), total(earlier))
+            || far(self.in_flight, earlier.in_flight)
+            || far(self.delayed, earlier.delayed)
+            || far(self.dead_letters, earlier.dead_letters)
+            || self.paused != earlier.paused
+    }
+}
+
+/// A change of the number of workers that somebody should make.
+#[derive(Debug, Clone)]
+pub struct Wish {
+    /// Whose workers.
+    pub queue: ObjectRef<JobQueue>,
+    /// How many there were asked for.
+    pub from: i32,
+    /// How many there should be.
+    pub decision: Decision,
+}
+
+/// Looks at all queues.
+#[derive(Clone)]
+pub struct Observer(Arc<Shared>);
+
+struct Shared {
+    state: Mutex<State>,
+    changed: UnboundedSender<ObjectRef<JobQueue>>,
+    wishes: UnboundedSender<Wish>,
+    /// Whether the `JobQueue` that an owner names is gone.
+    gone: Box<dyn Fn(String) -> futures::future::BoxFuture<'static, bool> + Send + Sync>,
+}
+
+#[derive(Default)]
+struct State {
+    queues: HashMap<ObjectRef<JobQueue>, Watched>,
+    tasks: HashMap<String, tokio::task::AbortHandle>,
+}
+
+struct Watched {
+    target: Arc<Target>,
+    seen: Option<Observation>,
+    told: Option<(Figures, Instant)>,
+    history: History,
+    claimed: bool,
+    asked_at: Option<Instant>,
+}
+
+impl Observer {
+    /// One that looks at nothing yet. `changed` hears of queues that should be reconciled, `wishes` of numbers of workers;
+    /// `gone` says whether the owner of a claim does not exist any more.
+    pub fn new(
+        changed: UnboundedSender<ObjectRef<JobQueue>>,
+        wishes: UnboundedSender<Wish>,
+        gone: impl Fn(String) -> futures::future::BoxFuture<'static, bool> + Send + Sync + 'static,
+    ) -> Self {
+        Self(Arc::new(Shared { state: Mutex::default(), changed, wishes, gone: Box::new(gone) }))
+    }
+
+    /// Looks at this queue from now on, in this way.
+    pub fn watch(&self, queue: &ObjectRef<JobQueue>, target: Target) {
+        let mut state = self.state();
+        let connection = target.connection.clone();
+        match state.queues.get_mut(queue) {
+            Some(watched) => {
+                watched.claimed = watched.claimed && watched.target.shards.len() == target.shards.len();
+                watched.target = Arc::new(target);
+            }
+            None => {
+                let watched = Watched {
+                    target: Arc::new(target),
+                    seen: None,
+                    told: None,
+                    history: History::default(),
+                    claimed: false,
+                    asked_at: None,
+                };
+                state.queues.insert(queue.clone(), watched);
+            }
+        }
+        let alive = state.tasks.get(&connection).is_some_and(|task| !task.is_finished());
+        if !alive {
+            let task = tokio::spawn(self.clone().look_after(connection.clone()));
+            state.tasks.insert(connection, task.abort_handle());
+        }
+    }
+
+    /// Looks at this queue no more.
+    pub fn forget(&self, queue: &ObjectRef<JobQueue>) {
+        self.state().queues.remove(queue);
+    }
+
+    /// What was seen last.
+    pub fn seen(&self, queue: &ObjectRef<JobQueue>) -> Option<Observation> {
+        self.state().queues.get(queue).and_then(|watched| watched.seen.clone())
+    }
+
+    /// The gauges: every queue with its figures and the names of its lists.
+    pub fn all(&self) -> Vec<(ObjectRef<JobQueue>, Observation, Arc<Target>)> {
+        let state = self.state();
+        let seen = state.queues.iter().filter_map(|(queue, watched)| {
+            Some((queue.clone(), watched.seen.clone()?, Arc::clone(&watched.target)))
+        });
+        seen.collect()
+    }
+
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The queues on one connection.
+    fn on(&self, connection: &str) -> Vec<(ObjectRef<JobQueue>, Arc<Target>)> {
+        let state = self.state();
+        let on = state.queues.iter().filter(|(_, watched)| watched.target.connection == connection);
+        on.map(|(queue, watched)| (queue.clone(), Arc::clone(&watched.target))).collect()
+    }
+
+    /// The task of one connection: ends when no queue uses it.
+    async fn look_after(self, connection: String) {
+        let mut sessions: HashMap<String, Session> = HashMap::new();
+        let mut tick = tokio::time::interval(INTERVAL);
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tick.tick().await;
+            let queues = self.on(&connection);
+            if queues.is_empty() {
+                return;
+            }
+            for (queue, target) in queues {
+                let seen = self.look(&queue, &target, &mut sessions).await;
+                self.saw(&queue, seen);
+            }
+        }
+    }
+
+    /// One look at one queue.
+    async fn look(
+        &self,
+        queue: &ObjectRef<JobQueue>,
+        target: &Target,
+        sessions: &mut HashMap<String, Session>,
+    ) -> Result<(Figures, Option<(String, String)>), StoreError> {
+        let mut figures = Figures::default();
+        let mut conflict = None;
+        for shard in &target.shards {
+            // One connection serves all queues of a plain Redis; a Cluster's shards may live on different nodes.
+            let node = if target.shards.len() > 1 { shard.slot_key() } else { String::new() };
+            let session = sessions.entry(node).or_insert_with(|| {
+                Session::new(&Connector::new(target.settings.clone()), shard, LONGEST_BACKOFF)
+            });
+            session.keys = shard.clone();
+            if conflict.is_none() {
+                conflict = self.claim(queue, target, session).await?;
+            }
+            if conflict.is_some() {
+                continue;
+            }
+            let snapshot = session.snapshot(jobqueue::effects::Side::Right).await?;
+            pause(session, target, snapshot.paused).await?;
+            let in_flight = in_flight(session, &snapshot).await?;
+            figures.add(&snapshot, in_flight);
+        }
+        Ok((figures, conflict))
+    }
+
+    /// Makes the queue's lists its own, once; another owner that does not exist any more is replaced.
+    async fn claim(
+        &self,
+        queue: &ObjectRef<JobQueue>,
+        target: &Target,
+        session: &mut Session,
+    ) -> Result<Option<(String, String)>, StoreError> {
+        let (claimed, earlier) = {
+            let state = self.state();
+            let watched = state.queues.get(queue);
+            let recently = |watched: &&Watched| {
+                watched.asked_at.is_some_and(|at: Instant| at.elapsed() < CLAIM_INTERVAL)
+            };
+            let earlier = watched.filter(recently).and_then(|watched| watched.seen.as_ref()?.conflict.clone());
+            (watched.is_none_or(|watched| watched.claimed), earlier)
+        };
+        if claimed || target.protocol == Protocol::Sidekiq || earlier.is_some() {
+            return Ok(earlier);
+        }
+        if let Some(watched) = self.state().queues.get_mut(queue) {
+            watched.asked_at = Some(Instant::now());
+        }
+        let keys: Vec<String> = session.keys.queues.iter().map(|queue| queue.queue.clone()).collect();
+        for key in keys {
+            let mut owner = session.own(&key, &target.owner, None).await?;
+            if owner != target.owner && (self.0.gone)(owner.clone()).await {
+                owner = session.own(&key, &target.owner, Some(&owner)).await?;
+            }
+            if owner != target.owner {
+                return Ok(Some((key, owner)));
+            }
+        }
+        if target.shards.len() == 1
+            && let Some(watched) = self.state().queues.get_mut(queue)
+        {
+            watched.claimed = true;
+        }
+        Ok(None)
+    }
+
+    /// Notes what was seen, decides on the number of workers, and tells who should know.
+    fn saw(&self, queue: &ObjectRef<JobQueue>, seen: Result<(Figures, Option<(String, String)>), StoreError>) {
+        let mut state = self.state();
+        let Some(watched) = state.queues.get_mut(queue) else { return };
+        let earlier = watched.seen.clone();
+        let mut now = earlier.clone().unwrap_or_default();
+        match seen {
+            Err(error) => {
+                now.trouble = Some(Trouble { permanent: !error.is_transient(), message: error.to_string() });
+            }
+            Ok((figures, conflict)) => {
+                now.trouble = None;
+                now.conflict = conflict;
+                now.figures = figures;
+            }
+        }
+        // An unreadable Redis says nothing about the number of workers: hold.
+        let mut wish = None;
+        if now.trouble.is_none() && now.conflict.is_none() {
+            let target = &watched.target;
+            let seen = Seen {
+                backlog: now.figures.waiting.iter().sum::<u64>() + now.figures.due,
+                in_flight: now.figures.in_flight,
+                current: target.current,
+                paused: now.figures.paused,
+            };
+            let now_ms = u64::try_from(jiff::Timestamp::now().as_millisecond()).unwrap_or(0);
+            let decision = decide(seen, &mut watched.history, &target.scaling, target.manual, now_ms);
+            if decision.replicas != target.current {
+                wish = Some(Wish { queue: queue.clone(), from: target.current, decision: decision.clone() });
+                let mut changed = Target::clone(target);
+                changed.current = decision.replicas;
+                watched.target = Arc::new(changed);
+                now.decision = Some((decision, now_ms));
+            }
+        }
+        let turned = earlier.as_ref().is_none_or(|earlier| {
+            earlier.trouble != now.trouble || earlier.conflict != now.conflict || earlier.decision != now.decision
+        });
+        let figures = watched.told.as_ref().is_none_or(|(told, at)| {
+            at.elapsed() >= FIGURES_INTERVAL && now.figures.differs_from(told)
+        });
+        if turned || figures {
+            watched.told = Some((now.figures.clone(), Instant::now()));
+        }
+        watched.seen = Some(now);
+        drop(state);
+        // Whoever listened is gone only when the process ends.
+        if let Some(wish) = wish {
+            let _ = self.0.wishes.unbounded_send(wish);
+        }
+        if turned || figures {
+            let _ = self.0.changed.unbounded_send(queue.clone());
+        }
+    }
+}
+
+/// Sets or removes our mark that stops the workers; a mark that somebody else set stays.
+async fn pause(session: &mut Session, target: &Target, paused: bool) -> Result<(), StoreError> {
+    let key = session.keys.paused();
+    if target.paused && !paused {
+        session.set(&key, &target.owner).await?;
+    } else if !target.paused && paused && session.get(&key).await?.as_deref() == Some(target.owner.as_str()) {
+        session.unlink(&key).await?;
+    }
+    Ok(())
+}
+
+/// How many jobs the lanes of a shard hold.
+async fn in_flight(session: &mut Session, snapshot: &Snapshot) -> Result<u64, StoreError> {
+    if snapshot.lanes == 0 && snapshot.reaping == 0 {
+        return Ok(0);
+    }
+    let mut lanes = session.lanes(0, 1000).await?;
+    lanes.extend(session.reaping(1000).await?);
+    let lists: Vec<String> = (lanes.iter().flat_map(|lane| session.keys.lists(lane)))
+        .flat_map(|lists| [lists.held, lists.parked, lists.parked_suspects])
+        .collect();
+    Ok(session.lengths(&lists).await?.iter().sum())
+}
