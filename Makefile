@@ -3,7 +3,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup build lint deny test test-full coverage bench demo clean
+.PHONY: help setup build generate lint deny test test-full coverage bench demo demo-down demo-local clean
 
 CARGO ?= cargo
 # Cargo's own variable wins, so that binaries are looked for where cargo puts them.
@@ -23,6 +23,9 @@ setup: ## Install what build and tests need and this machine lacks (Debian packa
 build: ## Build all binaries
 	$(CARGO) build --workspace --bins
 
+generate: ## Write every generated file anew (CRD, references, chart)
+	scripts/generate
+
 lint: ## Check format and lints, warnings are errors
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
@@ -36,11 +39,15 @@ deny: ## Check licences, banned crates and sources of all dependencies
 # Most tests wait for something (a heartbeat to lapse, a backoff to pass): more of them at once than cores.
 export RUST_TEST_THREADS ?= 8
 
-test: setup build ## Run all tests but the long ones (some minutes)
-	$(CARGO) test --workspace
+# The tests on Kubernetes find the cluster, the images and the operator through the environment (scripts/e2e); with
+# KUBECONFIG set they use that cluster.
+test: setup build ## Run all tests but the long ones, on a real Redis and a real cluster
+	scripts/chart check
+	eval "$$(scripts/e2e)"; $(CARGO) test --workspace
 
 test-full: setup lint deny build ## Everything: lints, dependencies, and all tests with the long ones
-	$(CARGO) test --workspace -- --include-ignored
+	scripts/chart check
+	eval "$$(scripts/e2e)"; $(CARGO) test --workspace -- --include-ignored
 
 coverage: setup ## Measure line coverage, fail under COVERAGE_MIN per cent
 	scripts/coverage $(COVERAGE_MIN)
@@ -49,8 +56,14 @@ bench: setup ## Print throughput, latency and round trips (ARGS=...)
 	$(CARGO) build --release --workspace --bins
 	$(TARGET_DIR)/release/bench $(ARGS)
 
-demo: setup build ## Watch files become jobs and jobs get done, on a Redis of its own
-	scripts/demo $(TARGET_DIR)/debug/worker
+demo: setup ## A queue on a real cluster, from apply to drained (KUBECONFIG's, or one on this machine)
+	scripts/demo
+
+demo-down: ## Remove the demo and the cluster that was started for it
+	scripts/demo down
+
+demo-local: setup build ## Watch files become jobs and jobs get done, without Kubernetes
+	scripts/demo-local $(TARGET_DIR)/debug/worker
 
 clean: ## Remove what was built
 	$(CARGO) clean

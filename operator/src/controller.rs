@@ -17,7 +17,8 @@ use futures::channel::mpsc::{UnboundedReceiver, unbounded};
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{Deployment, StatefulSet};
 use k8s_openapi::api::core::v1::{ConfigMap, Service, ServiceAccount};
-use kube::api::{Patch, PatchParams};
+use k8s_openapi::api::storage::v1::StorageClass;
+use kube::api::{ListParams, Patch, PatchParams};
 use kube::runtime::controller::{self, Action, Controller};
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::runtime::reflector::ObjectRef;
@@ -296,6 +297,9 @@ impl Context {
         let name = Names::of(queue).part("redis");
         if let Some(claim) = build::volume_claim(queue) {
             let object = claim.object.as_ref().unwrap_or(&serde_json::Value::Null);
+            if object["spec"]["storageClassName"].is_null() && self.dynamic(claim.kind, queue).get_opt(&name).await?.is_none() {
+                self.require_default_class().await?;
+            }
             self.create_kept(queue, claim.kind, &claim.name, object).await?;
         }
         let namespace = queue.namespace().unwrap_or_default();
@@ -318,6 +322,24 @@ impl Context {
                 self.create_kept(queue, &build::SECRET, &name, &object).await
             }
         }
+    }
+
+    /// Without a default storage class a volume would stay pending for ever, and nobody would know why.
+    async fn require_default_class(&self) -> Result<(), Error> {
+        const DEFAULT: &str = "storageclass.kubernetes.io/is-default-class";
+        let api: Api<StorageClass> = Api::all(self.client.clone());
+        let classes = match api.list_metadata(&ListParams::default()).await {
+            Ok(classes) => classes,
+            // In namespaced mode nobody may be allowed to look.
+            Err(kube::Error::Api(status)) if status.is_forbidden() => return Ok(()),
+            Err(error) => return Err(error.into()),
+        };
+        if classes.iter().any(|class| class.annotations().get(DEFAULT).is_some_and(|value| value == "true")) {
+            return Ok(());
+        }
+        let message = "the cluster has no default StorageClass for the volume of the managed Redis: set \
+                       spec.redis.managed.storage.storageClassName, or spec.redis.managed.storage: {ephemeral: {}} if jobs may be lost";
+        Err(Error::stalled("NoStorageClass", message))
     }
 
     /// Writes the status if it says something new, and an event when the queue becomes ready or stops being so.

@@ -72,6 +72,23 @@ impl Leadership {
         }
     }
 
+    /// Takes the lease from whoever has it and waits until that one must have noticed: for an uninstall, while which
+    /// nobody may lead.
+    pub async fn usurp(&mut self) -> Result<(), kube::Error> {
+        let Some(mut lease) = self.api.get_opt(&self.name).await? else { return Ok(()) };
+        let holder = lease.spec.as_ref().and_then(|spec| spec.holder_identity.clone()).unwrap_or_default();
+        if holder.is_empty() || holder == self.me {
+            return Ok(());
+        }
+        let mut spec = self.spec(None, &MicroTime(Timestamp::now()));
+        // Long enough for what follows; should that fail, the operators go on afterwards.
+        spec.lease_duration_seconds = Some(60);
+        lease.spec = Some(spec);
+        self.api.replace(&self.name, &PostParams::default(), &lease).await?;
+        tokio::time::sleep(RENEW + CALL).await;
+        Ok(())
+    }
+
     /// Renews until it cannot be any more.
     pub async fn keep(&mut self) {
         let mut renewed = tokio::time::Instant::now();

@@ -76,7 +76,7 @@ async fn main() -> ExitCode {
     let ended = match &cli.command {
         None => run(cli).await,
         Some(Command::Probe { url }) => probe(url).await,
-        Some(Command::Uninstall) => uninstall(&cli.watch_namespaces).await,
+        Some(Command::Uninstall) => uninstall(&cli).await,
     };
     let code = match ended {
         Ok(()) => ExitCode::SUCCESS,
@@ -187,8 +187,12 @@ async fn probe(url: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn uninstall(namespaces: &[String]) -> anyhow::Result<()> {
+/// Whoever leads would put the finalizers back: first the leadership, then they.
+async fn uninstall(cli: &Cli) -> anyhow::Result<()> {
+    let namespaces = &cli.watch_namespaces;
     let client = Client::try_default().await?;
+    let me = format!("{}-uninstall", cli.identity.clone().unwrap_or_default());
+    Leadership::new(client.clone(), &cli.namespace, &cli.lease_name, &me).usurp().await?;
     let spaces: Vec<Option<&String>> = match namespaces.iter().filter(|name| !name.is_empty()).collect::<Vec<_>>() {
         none if none.is_empty() => vec![None],
         some => some.into_iter().map(Some).collect(),

@@ -427,3 +427,6 @@ fn volume_source(_: &mut SchemaGenerator) -> Schema {
 fn pod_template(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true })
 }
+
+#[cfg(test)]
+mod tests;

@@ -7,7 +7,7 @@ use kube::core::{ApiResource, GroupVersionKind};
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 
-use super::build::{Child, Children, DEPLOYMENT, Kind, STATEFUL_SET};
+use super::build::{Child, Children, DEPLOYMENT, Kind, POD, SETTINGS, STATEFUL_SET};
 use super::names::{HASH, MANAGED_BY};
 use super::{Context, Error};
 use crate::api::v1alpha1::{JobQueue, ScalingMode};
@@ -167,7 +167,25 @@ impl Context {
                 object["spec"]["template"]["spec"]["containers"][0]["image"] = image.clone();
             }
         }
-        self.reconcile_child(queue, &api, &child, live).await
+        let applied = self.reconcile_child(queue, &api, &child, live).await?;
+        if let Some(applied) = &applied {
+            self.replace_redis_pod(queue, &child.name, applied).await?;
+        }
+        Ok(applied)
+    }
+
+    /// Deletes the pod of Redis when the user has changed what it should be; also one that cannot start.
+    async fn replace_redis_pod(&self, queue: &JobQueue, name: &str, set: &Value) -> Result<(), Error> {
+        let wanted = &set["spec"]["template"]["metadata"]["annotations"][SETTINGS];
+        let api = self.dynamic(&POD, queue);
+        let name = format!("{name}-0");
+        let Some(pod) = api.get_metadata_opt(&name).await? else { return Ok(()) };
+        let has = pod.annotations().get(SETTINGS).map(String::as_str);
+        if has != wanted.as_str() && pod.metadata.deletion_timestamp.is_none() {
+            tracing::info!(name, "Replacing the pod of Redis: its settings have changed");
+            api.delete(&name, &DeleteParams::default()).await?;
+        }
+        Ok(())
     }
 
     /// Makes an object that stays when its queue goes: an earlier one of the same queue is used again.

@@ -11,7 +11,7 @@ mod worker;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-pub use redis::{generated_secret, volume_claim};
+pub use redis::{SETTINGS, generated_secret, volume_claim};
 
 use super::Error;
 use super::config::{Rendered, render};
@@ -50,6 +50,7 @@ kinds! {
     SERVICE_ACCOUNT = "v1" "ServiceAccount" "serviceaccounts";
     CONFIG_MAP = "v1" "ConfigMap" "configmaps";
     SERVICE = "v1" "Service" "services";
+    POD = "v1" "Pod" "pods";
     SECRET = "v1" "Secret" "secrets";
     VOLUME_CLAIM = "v1" "PersistentVolumeClaim" "persistentvolumeclaims";
     STATEFUL_SET = "apps/v1" "StatefulSet" "statefulsets";

@@ -43,7 +43,7 @@ pub fn status(queue: &JobQueue, outcome: &Outcome, seen: Option<&Observation>, n
             if let Some(seen) = seen.filter(|seen| seen.trouble.is_none()) {
                 figures(&mut status, queues, seen);
             }
-            findings(queue, applied, seen, desired, ready)
+            findings(queue, &earlier, applied, seen, desired, ready)
         }
         Outcome::Failed(error) => failed(&earlier, error),
     };
@@ -77,14 +77,18 @@ fn figures(status: &mut JobQueueStatus, queues: &[(String, String)], seen: &Obse
 
 fn findings(
     queue: &JobQueue,
+    earlier: &JobQueueStatus,
     applied: &Applied,
     seen: Option<&Observation>,
     desired: i32,
     ready: i32,
 ) -> Vec<Finding> {
     let conflict = seen.and_then(|seen| seen.conflict.as_ref());
-    let redis = redis(applied, seen);
+    let was = |kind: &str| earlier.conditions.iter().any(|one| one.type_ == kind && one.status == "True");
+    let redis = redis(queue, seen, was(REDIS_REACHABLE));
     let workers = workers(applied, desired, ready);
+    // Workers that start because there are jobs are no trouble; workers that cannot start are.
+    let starting = was(READY) && failure(applied).is_none();
     let mut findings = vec![];
     if let Some((key, owner)) = conflict {
         let claim = jobqueue::store::ownership::claim(key);
@@ -97,7 +101,7 @@ fn findings(
         findings.push(Finding::yes(STALLED, "KeyConflict", message));
     } else if redis.holds != Some(true) {
         findings.push(Finding { kind: READY, ..redis.clone() });
-    } else if desired > 0 && ready == 0 {
+    } else if desired > 0 && ready == 0 && !starting {
         findings.push(Finding { kind: READY, ..workers.clone() });
     } else if queue.spec.paused {
         findings.push(Finding::yes(READY, "Paused", "Paused by spec.paused: jobs are accepted and kept, none is started"));
@@ -122,16 +126,16 @@ fn owner_name(owner: &str) -> String {
     }
 }
 
-fn redis(applied: &Applied, seen: Option<&Observation>) -> Finding {
-    match seen {
-        Some(Observation { trouble: None, .. }) => Finding::yes(REDIS_REACHABLE, "Reachable", "Redis answers"),
-        Some(Observation { trouble: Some(trouble), .. }) => {
-            let starting = applied.redis.as_ref().is_some_and(|redis| redis["status"]["readyReplicas"].as_i64().unwrap_or(0) == 0);
-            match starting && !trouble.permanent {
-                true => Finding::no(REDIS_REACHABLE, "RedisStarting", "The managed Redis is not ready yet"),
-                false => Finding::no(REDIS_REACHABLE, "Unreachable", trouble.message.clone()),
-            }
+fn redis(queue: &JobQueue, seen: Option<&Observation>, was_reachable: bool) -> Finding {
+    let starting = is_managed(queue) && !was_reachable;
+    match seen.map(|seen| &seen.trouble) {
+        Some(None) => Finding::yes(REDIS_REACHABLE, "Reachable", "Redis answers"),
+        Some(Some(trouble)) if starting && !trouble.permanent => {
+            let message = format!("The managed Redis starts; so far: {}", trouble.message);
+            Finding::no(REDIS_REACHABLE, "RedisStarting", message)
         }
+        Some(Some(trouble)) => Finding::no(REDIS_REACHABLE, "Unreachable", trouble.message.clone()),
+        None if starting => Finding::no(REDIS_REACHABLE, "RedisStarting", "The managed Redis starts"),
         None => Finding::unknown(REDIS_REACHABLE, "Connecting", "Redis has not been asked yet"),
     }
 }
@@ -156,14 +160,20 @@ fn workers(applied: &Applied, desired: i32, ready: i32) -> Finding {
         return Finding::yes(WORKERS_AVAILABLE, "Available", format!("{ready} of {desired} workers are ready"));
     }
     let message = format!("{ready} of {desired} workers are ready");
-    let failure = applied.worker.as_ref().and_then(|worker| failure(worker));
-    Finding::no(WORKERS_AVAILABLE, "WorkersStarting", failure.map_or(message.clone(), |why| format!("{message}: {why}")))
+    match failure(applied) {
+        Some(why) => Finding::no(WORKERS_AVAILABLE, "WorkersFailing", format!("{message}: {why}")),
+        None => Finding::no(WORKERS_AVAILABLE, "WorkersStarting", message),
+    }
 }
 
-/// What the Deployment says of pods that it could not make.
-fn failure(worker: &Value) -> Option<String> {
-    let conditions = worker["status"]["conditions"].as_array()?;
-    let failed = conditions.iter().find(|one| one["type"] == "ReplicaFailure" && one["status"] == "True")?;
+/// What the Deployment says of pods that it could not make, or that do not become ready.
+fn failure(applied: &Applied) -> Option<String> {
+    let conditions = applied.worker.as_ref()?["status"]["conditions"].as_array()?;
+    let is = |one: &Value, kind: &str, status: &str| one["type"] == kind && one["status"] == status;
+    let failed = conditions
+        .iter()
+        .find(|one| is(one, "ReplicaFailure", "True"))
+        .or_else(|| conditions.iter().find(|one| is(one, "Progressing", "False")))?;
     failed["message"].as_str().map(str::to_owned)
 }
 

@@ -21,6 +21,9 @@ aclfile /etc/redis-users/users.acl
 tcp-keepalive 60
 ";
 
+/// The annotation with the hash of what the user decides about the pod: when it changes, the pod is replaced.
+pub const SETTINGS: &str = "jobqueue.dev/settings";
+
 pub(super) fn managed(queue: &JobQueue) -> Managed {
     queue.spec.redis.as_ref().and_then(|redis| redis.managed.clone()).unwrap_or_default()
 }
@@ -63,6 +66,7 @@ pub(super) fn stateful_set(plan: &Plan) -> Child {
     } else {
         json!({ "name": "data", "persistentVolumeClaim": { "claimName": name } })
     };
+    let settings = super::hash(&json!([managed.image, managed.resources]));
     let resources = managed
         .resources
         .map_or_else(|| json!({ "requests": { "cpu": "50m", "memory": "64Mi" } }), |resources| json!(resources));
@@ -72,8 +76,11 @@ pub(super) fn stateful_set(plan: &Plan) -> Child {
             "replicas": 1,
             "serviceName": name,
             "selector": { "matchLabels": plan.names.selector("redis") },
+            // A new operator may describe the pod differently: that is no reason to restart a Redis with jobs in it. What
+            // the user changes is (see `SETTINGS`).
+            "updateStrategy": { "type": "OnDelete" },
             "template": {
-                "metadata": { "labels": plan.names.labels("redis") },
+                "metadata": { "labels": plan.names.labels("redis"), "annotations": { SETTINGS: settings } },
                 "spec": {
                     "serviceAccountName": plan.names.queue,
                     "automountServiceAccountToken": false,

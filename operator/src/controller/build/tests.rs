@@ -1,1 +1,251 @@
 //! Tables of what is built; no client, no cluster.
+use std::collections::BTreeMap;
+
+use super::*;
+use crate::controller::resolve::SecretData;
+
+fn queue(yaml: &str) -> JobQueue {
+    let spec: Value = serde_saphyr::from_str(yaml).unwrap();
+    let mut queue = JobQueue::new("thumbs", serde_json::from_value(spec).unwrap());
+    queue.metadata.namespace = Some("team".into());
+    queue.metadata.uid = Some("1-2-3".into());
+    queue
+}
+
+fn resolved() -> Resolved {
+    Resolved {
+        worker_image: "worker:1".into(),
+        redis_image: "redis:7".into(),
+        cluster_domain: "cluster.local".into(),
+        operator_namespace: "jobqueue-system".into(),
+        ..Resolved::default()
+    }
+}
+
+fn built(yaml: &str) -> Children {
+    children(&queue(yaml), &resolved()).unwrap()
+}
+
+fn refusal(yaml: &str) -> String {
+    children(&queue(yaml), &resolved()).unwrap_err().to_string()
+}
+
+fn pod(child: &Child) -> Value {
+    child.object.as_ref().unwrap()["spec"]["template"]["spec"].clone()
+}
+
+fn all(children: &Children) -> Vec<&Child> {
+    vec![
+        &children.service_account,
+        &children.config,
+        &children.redis_config,
+        &children.redis_service,
+        &children.redis,
+        &children.worker,
+        &children.producer,
+        &children.api,
+        &children.api_service,
+        &children.disruption_budget,
+        &children.network_policy,
+        &children.pod_monitor,
+    ]
+}
+
+#[test]
+fn an_empty_spec_needs_workers_and_a_redis_and_nothing_else() {
+    let children = built("{}");
+    let wanted: Vec<String> = all(&children)
+        .into_iter()
+        .filter(|child| child.object.is_some())
+        .map(|child| format!("{}/{}", child.kind.kind, child.name))
+        .collect();
+    assert_eq!(
+        wanted,
+        [
+            "ServiceAccount/thumbs",
+            "ConfigMap/thumbs-config",
+            "ConfigMap/thumbs-redis",
+            "Service/thumbs-redis",
+            "StatefulSet/thumbs-redis",
+            "Deployment/thumbs-worker",
+            "PodDisruptionBudget/thumbs-worker",
+            "NetworkPolicy/thumbs-redis",
+        ]
+    );
+}
+
+#[test]
+fn every_child_is_owned_labelled_and_hashed() {
+    let everything = "{producer: {volume: {emptyDir: {}}}}";
+    for child in all(&built(everything)).into_iter().filter(|child| child.object.is_some()) {
+        let metadata = &child.object.as_ref().unwrap()["metadata"];
+        assert_eq!(metadata["ownerReferences"][0]["uid"], "1-2-3", "{}", child.name);
+        assert_eq!(metadata["labels"]["app.kubernetes.io/managed-by"], "jobqueue-operator", "{}", child.name);
+        assert_eq!(metadata["annotations"][HASH].as_str().map(str::len), Some(12), "{}", child.name);
+    }
+}
+
+#[test]
+fn every_pod_is_restricted_and_has_no_token() {
+    let children = built("{producer: {volume: {emptyDir: {}}}}");
+    for child in [&children.worker, &children.producer, &children.redis] {
+        let pod = pod(child);
+        assert_eq!(pod["automountServiceAccountToken"], false);
+        assert_eq!(pod["enableServiceLinks"], false);
+        assert_eq!(pod["securityContext"]["runAsNonRoot"], true);
+        assert_eq!(pod["securityContext"]["seccompProfile"]["type"], "RuntimeDefault");
+        for container in pod["containers"].as_array().unwrap() {
+            assert_eq!(container["securityContext"]["allowPrivilegeEscalation"], false);
+            assert_eq!(container["securityContext"]["capabilities"]["drop"][0], "ALL");
+        }
+    }
+}
+
+#[test]
+fn the_configuration_is_what_the_worker_reads() {
+    let children = built(
+        "{keyPrefix: thumbs, queues: [{name: high, key: 'my:list'}, {name: slow}], retry: {maxRetries: 7, backoff: {base: 1s}},
+          worker: {concurrency: 5, heartbeatTtl: 10s, handler: {simulate: {perMib: 3ms}}}, circuitBreaker: {failurePercent: 30, cooldown: 5s}}",
+    );
+    let config = &children.rendered.config;
+    assert_eq!(config.worker.count, 5);
+    assert_eq!(config.worker.max_retries, 7);
+    assert_eq!(config.worker.queues["high"], "my:list");
+    assert_eq!(config.worker.queues["slow"], "thumbs:slow");
+    assert_eq!(config.worker.handler.simulate.per_mib.to_string(), "3ms");
+    assert!((config.circuit_breaker.failure_threshold - 0.3).abs() < f64::EPSILON);
+    assert_eq!(config.redis.addr, "thumbs-redis.team.svc.cluster.local:6379");
+    assert_eq!(config.redis.password_file, "/etc/jobqueue-redis/password");
+    let tree: Value = serde_saphyr::from_str(&children.rendered.yaml).unwrap();
+    assert_eq!(jobqueue::config::Config::from_value(tree).unwrap().config, *config);
+}
+
+#[test]
+fn what_a_worker_would_refuse_stalls_and_names_the_key() {
+    let refusal = refusal("{worker: {heartbeatTtl: 1s}}");
+    assert!(refusal.contains("worker.heartbeat_ttl"), "{refusal}");
+}
+
+#[test]
+fn a_changed_configuration_rolls_the_pods_and_an_equal_one_does_not() {
+    let hash = |yaml: &str| built(yaml).worker.object.unwrap()["spec"]["template"]["metadata"]["annotations"].clone();
+    assert_eq!(hash("{}"), hash("{}"));
+    assert_ne!(hash("{}"), hash("{worker: {concurrency: 17}}"));
+    assert_eq!(hash("{}"), hash("{scaling: {maxReplicas: 3}}"), "scaling is not of the workers' business");
+}
+
+#[test]
+fn the_grace_period_is_the_drain_and_the_stop_and_some_seconds() {
+    assert_eq!(pod(&built("{worker: {drainTimeout: 40s}}").worker)["terminationGracePeriodSeconds"], 45);
+    let app = "{worker: {drainTimeout: 40s, handler: {http: {}}, app: {stopTimeout: 10s}, template: {spec: {containers: [{name: app, image: a}]}}}}";
+    assert_eq!(pod(&built(app).worker)["terminationGracePeriodSeconds"], 55);
+}
+
+#[test]
+fn the_app_is_a_native_sidecar_before_the_worker() {
+    let app = "{worker: {handler: {http: {}}, app: {port: 8000, healthPath: /up}, template: {spec: {containers: [{name: app, image: 'thumbs:3', env: [{name: A, value: b}]}]}}}}";
+    let children = built(app);
+    let pod = pod(&children.worker);
+    let sidecar = &pod["initContainers"][0];
+    assert_eq!((sidecar["name"].as_str(), sidecar["restartPolicy"].as_str()), (Some("app"), Some("Always")));
+    assert_eq!(sidecar["startupProbe"]["httpGet"]["path"], "/up");
+    assert_eq!(sidecar["startupProbe"]["failureThreshold"], 60);
+    assert_eq!(sidecar["env"][0]["name"], "A");
+    assert_eq!(pod["containers"].as_array().unwrap().len(), 1);
+    assert_eq!(children.rendered.config.worker.handler.http.url.expose(), "http://127.0.0.1:8000");
+    assert!(refusal("{worker: {handler: {http: {}}, app: {}}}").contains("a container named app"));
+}
+
+#[test]
+fn a_command_runs_in_the_users_image_with_our_binary_in_it() {
+    let command = "{worker: {handler: {command: {argv: [convert]}}, template: {spec: {containers: [{name: worker, image: 'magick:7', securityContext: {readOnlyRootFilesystem: false}}]}}}}";
+    let pod = pod(&built(command).worker);
+    let worker = &pod["containers"][0];
+    assert_eq!(worker["image"], "magick:7");
+    assert_eq!(worker["command"], json!(["/jobqueue/worker"]));
+    assert_eq!(worker["args"][0], "--role=worker");
+    assert_eq!(worker["securityContext"]["readOnlyRootFilesystem"], false);
+    assert_eq!(worker["securityContext"]["allowPrivilegeEscalation"], false);
+    assert_eq!(pod["initContainers"][0]["image"], "worker:1");
+    assert_eq!(pod["initContainers"][0]["args"], json!(["install", "/jobqueue/worker"]));
+    assert!(refusal("{worker: {handler: {command: {argv: [x]}}}}").contains("a container named worker"));
+}
+
+#[test]
+fn a_users_template_is_merged_under_ours() {
+    let template = "{worker: {template: {metadata: {labels: {team: blue}}, spec: {nodeSelector: {disk: ssd}, tolerations: [{key: gpu}],
+        volumes: [{name: cache, emptyDir: {}}], containers: [{name: worker, env: [{name: A, value: b}]}, {name: extra, image: e}]}}}}";
+    let children = built(template);
+    let object = children.worker.object.as_ref().unwrap();
+    assert_eq!(object["spec"]["template"]["metadata"]["labels"]["team"], "blue");
+    assert_eq!(object["spec"]["template"]["metadata"]["labels"]["jobqueue.dev/queue"], "thumbs");
+    let pod = pod(&children.worker);
+    assert_eq!(pod["nodeSelector"]["disk"], "ssd");
+    assert_eq!(pod["tolerations"][0]["key"], "gpu");
+    let names = |list: &Value| -> Vec<String> {
+        list.as_array().unwrap().iter().map(|one| one["name"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(names(&pod["containers"]), ["worker", "extra"]);
+    assert_eq!(names(&pod["containers"][0]["env"]), ["WORKER_POD_UID", "WORKER_NAMESPACE", "A"]);
+    assert!(names(&pod["volumes"]).contains(&"cache".to_owned()));
+}
+
+#[test]
+fn fields_that_are_ours_are_refused_by_name() {
+    for (template, path) in [
+        ("{spec: {restartPolicy: Never}}", "spec.worker.template.spec.restartPolicy"),
+        ("{spec: {terminationGracePeriodSeconds: 1}}", "spec.terminationGracePeriodSeconds"),
+        ("{spec: {containers: [{name: worker, image: x}]}}", "spec.containers[worker].image"),
+        ("{spec: {containers: [{name: worker, args: [x]}]}}", "spec.containers[worker].args"),
+        ("{spec: {containers: [{name: worker, env: [{name: WORKER_POD_UID}]}]}}", "env[WORKER_POD_UID]"),
+        ("{spec: {initContainers: [{name: app, lifecycle: {preStop: {}}}]}}", "spec.initContainers[app].lifecycle.preStop"),
+        ("{spec: {volumes: [{name: jobqueue-config}]}}", "spec.volumes[jobqueue-config]"),
+        ("{metadata: {labels: {jobqueue.dev/queue: x}}}", "metadata.labels.jobqueue.dev/queue"),
+        ("{containers: []}", "spec.worker.template.containers"),
+    ] {
+        let refusal = refusal(&format!("{{worker: {{template: {template}}}}}"));
+        assert!(refusal.contains(path) && refusal.contains("cannot be set"), "{refusal}");
+    }
+}
+
+#[test]
+fn an_external_redis_brings_its_secret_and_none_of_ours() {
+    let spec = "{redis: {external: {address: 'redis.data:6380', secretRef: {name: creds}, tls: {}}}}";
+    let secret = BTreeMap::from([
+        ("username".to_owned(), b"app\n".to_vec()),
+        ("password".to_owned(), b"secret".to_vec()),
+        ("ca.crt".to_owned(), b"pem".to_vec()),
+    ]);
+    let resolved = Resolved { redis_secret: Some(SecretData::new("creds", secret)), ..resolved() };
+    let children = children(&queue(spec), &resolved).unwrap();
+    assert!(children.redis.object.is_none() && children.redis_service.object.is_none());
+    let redis = &children.rendered.config.redis;
+    assert_eq!((redis.addr.as_str(), redis.username.as_str()), ("redis.data:6380", "app"));
+    assert_eq!(redis.tls.ca_file, "/etc/jobqueue-redis/ca.crt");
+    assert!(!children.rendered.yaml.contains("secret\n"), "a password has no place in a ConfigMap");
+    let volumes = pod(&children.worker)["volumes"].clone();
+    assert!(volumes.as_array().unwrap().iter().any(|volume| volume["secret"]["secretName"] == "creds"));
+}
+
+#[test]
+fn the_volume_of_redis_has_no_owner_and_ephemeral_has_no_volume() {
+    let claim = volume_claim(&queue("{}")).unwrap().object.unwrap();
+    assert!(claim["metadata"].get("ownerReferences").is_none());
+    assert_eq!(claim["spec"]["resources"]["requests"]["storage"], "1Gi");
+    assert!(volume_claim(&queue("{redis: {managed: {storage: {ephemeral: {}}}}}")).is_none());
+    assert!(volume_claim(&queue("{redis: {external: {address: 'a:1'}}}")).is_none());
+}
+
+#[test]
+fn a_generated_secret_gives_redis_only_the_hash() {
+    let secret = generated_secret(&queue("{}"), "hunter2");
+    let users = secret["stringData"]["users.acl"].as_str().unwrap();
+    assert!(users.starts_with("user default on #f52fbd32b2b3b86ff88ef6c490628285f482af15ddcb29541f94bcf526a3f6c7 "));
+    assert!(!users.contains("hunter2"));
+}
+
+#[test]
+fn a_new_operator_image_never_restarts_redis() {
+    let children = built("{}");
+    assert_eq!(children.redis.object.unwrap()["spec"]["updateStrategy"]["type"], "OnDelete");
+}

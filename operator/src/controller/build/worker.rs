@@ -57,6 +57,8 @@ pub(super) fn deployment(plan: &Plan) -> Result<Child, Error> {
             "selector": { "matchLabels": plan.names.selector("worker") },
             "strategy": { "type": "RollingUpdate", "rollingUpdate": { "maxUnavailable": 0, "maxSurge": "25%" } },
             "revisionHistoryLimit": 2,
+            // After this long without progress `WorkersAvailable` says that they fail, and why.
+            "progressDeadlineSeconds": 120,
             "template": pod,
         },
     });
