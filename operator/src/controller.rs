@@ -9,14 +9,18 @@ mod status;
 
 use std::collections::HashMap;
 use std::future::Future;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures::StreamExt;
 use futures::channel::mpsc::{UnboundedReceiver, unbounded};
 use jiff::Timestamp;
+use jobqueue::connect::Reach;
 use k8s_openapi::api::apps::v1::{Deployment, StatefulSet};
 use k8s_openapi::api::core::v1::{ConfigMap, Service, ServiceAccount};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::api::{ListParams, Patch, PatchParams};
 use kube::runtime::controller::{self, Action, Controller};
@@ -54,6 +58,8 @@ pub struct Settings {
     pub namespace: String,
     /// The namespaces that it looks after; empty: all.
     pub watched: Vec<String>,
+    /// Where the API server is: no queue's Redis may be there.
+    pub api_servers: Vec<IpAddr>,
 }
 
 /// What every reconcile needs.
@@ -211,6 +217,8 @@ async fn controller(
         .owns(api::<StatefulSet>(client, space), ours.clone())
         .owns(api::<ConfigMap>(client, space), ours.clone())
         .owns(api::<Service>(client, space), ours.clone())
+        .owns(api::<NetworkPolicy>(client, space), ours.clone())
+        .owns(api::<PodDisruptionBudget>(client, space), ours.clone())
         .owns(api::<ServiceAccount>(client, space), ours)
         .reconcile_on(changes)
         .graceful_shutdown_on(shutdown)
@@ -277,6 +285,7 @@ impl Context {
         let owner = format!("{}/{}/{}/{uid}", self.cluster, names.namespace, names.queue);
         let mut target = Target::new(&children.rendered.config, queue, owner, current);
         let secret = resolved.redis_secret.as_ref();
+        target.settings.reach = Reach::Elsewhere(self.settings.api_servers.clone());
         target.settings.password_file = None;
         target.settings.password = secret.and_then(|secret| secret.text("password"));
         if let Some(tls) = target.settings.tls.as_mut() {

@@ -120,7 +120,7 @@ async fn run(cli: Cli) -> anyhow::Result<()> {
         leadership.acquire().await;
         tracing::info!(identity, "Leading");
         metrics.lead();
-        let settings = Settings { worker_image, redis_image, cluster_domain, namespace, watched };
+        let settings = Settings { worker_image, redis_image, cluster_domain, namespace, watched, api_servers: api_servers().await };
         let work = controller::run(client.clone(), settings, Arc::clone(&metrics), shutdown.clone().cancelled_owned());
         tokio::select! {
             ended = work => ended,
@@ -136,6 +136,12 @@ async fn run(cli: Cli) -> anyhow::Result<()> {
         leadership.release().await;
     }
     ended
+}
+
+/// The addresses of the API server, as pods are told them.
+async fn api_servers() -> Vec<std::net::IpAddr> {
+    let Ok(host) = std::env::var("KUBERNETES_SERVICE_HOST") else { return Vec::new() };
+    tokio::net::lookup_host((host, 443)).await.map(|found| found.map(|one| one.ip()).collect()).unwrap_or_default()
 }
 
 /// The CRD may be installed after us: look for it until it is there.

@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use prometheus::{Encoder, Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry, TextEncoder};
+use prometheus::{Encoder, Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder};
 
 use crate::observer::Observer;
 
@@ -21,6 +21,7 @@ pub struct Metrics {
     jobs: IntGaugeVec,
     workers: IntGaugeVec,
     reachable: IntGaugeVec,
+    memory: IntGauge,
     observer: OnceLock<Observer>,
 }
 
@@ -53,6 +54,7 @@ impl Metrics {
             jobs: IntGaugeVec::new(Opts::new("jobqueue_jobs", "Jobs, by state"), &["namespace", "jobqueue", "state"])?,
             workers: IntGaugeVec::new(Opts::new("jobqueue_workers_desired", "Workers that are asked for"), object)?,
             reachable: IntGaugeVec::new(Opts::new("jobqueue_redis_up", "1 while Redis answers"), object)?,
+            memory: IntGauge::new("process_resident_memory_bytes", "Memory of this process")?,
             observer: OnceLock::new(),
             registry,
         };
@@ -63,6 +65,7 @@ impl Metrics {
         metrics.registry.register(Box::new(metrics.failures.clone()))?;
         metrics.registry.register(Box::new(metrics.seconds.clone()))?;
         metrics.registry.register(Box::new(metrics.leader.clone()))?;
+        metrics.registry.register(Box::new(metrics.memory.clone()))?;
         for gauge in [&metrics.waiting, &metrics.jobs, &metrics.workers, &metrics.reachable] {
             metrics.registry.register(Box::new(gauge.clone()))?;
         }
@@ -94,6 +97,9 @@ impl Metrics {
     /// The text format of Prometheus.
     pub fn text(&self) -> Result<String, prometheus::Error> {
         self.read_queues();
+        if let Ok(stat) = procfs::process::Process::myself().and_then(|me| me.stat()) {
+            self.memory.set(i64::try_from(stat.rss.saturating_mul(procfs::page_size())).unwrap_or(i64::MAX));
+        }
         let mut text = Vec::new();
         TextEncoder::new().encode(&self.registry.gather(), &mut text)?;
         Ok(String::from_utf8_lossy(&text).into_owned())

@@ -285,6 +285,9 @@ impl Observer {
             let in_flight = in_flight(session, &snapshot).await?;
             figures.add(&snapshot, in_flight);
         }
+        if let (None, Some(watched)) = (&conflict, self.state().queues.get_mut(queue)) {
+            watched.claimed = true;
+        }
         Ok((figures, conflict))
     }
 
@@ -319,11 +322,6 @@ impl Observer {
             if owner != target.owner {
                 return Ok(Some((key, owner)));
             }
-        }
-        if target.shards.len() == 1
-            && let Some(watched) = self.state().queues.get_mut(queue)
-        {
-            watched.claimed = true;
         }
         Ok(None)
     }

@@ -1,7 +1,7 @@
 //! How a connection to Redis is made: one dialer for every kind (TCP, TLS, unix socket, Sentinel, Cluster).
 //! A connection always leads to one node: behind Sentinel the master, in a Cluster the owner of one shard's
 //! slot. When that changes (MOVED, READONLY) the connection is dropped and the next one is resolved anew.
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -80,9 +80,40 @@ impl std::fmt::Debug for Pem {
     }
 }
 
+/// Which addresses may be dialled: also those that a Sentinel or a Cluster node names, and whatever a name resolves to at
+/// that moment.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Reach {
+    /// All.
+    #[default]
+    Any,
+    /// Those of other machines, but for these: for a process that dials what others tell it to.
+    Elsewhere(Vec<IpAddr>),
+}
+
+impl Reach {
+    /// Why an address may not be dialled.
+    fn refusal(&self, address: IpAddr) -> Option<&'static str> {
+        let Self::Elsewhere(forbidden) = self else { return None };
+        let address = address.to_canonical();
+        let link_local = match address {
+            IpAddr::V4(address) => address.is_link_local(),
+            IpAddr::V6(address) => address.is_unicast_link_local(),
+        };
+        match address {
+            _ if address.is_loopback() || address.is_unspecified() => Some("a loopback address is not allowed here"),
+            _ if link_local || address.is_multicast() => Some("a link-local address is not allowed here"),
+            _ if forbidden.contains(&address) => Some("this address is not allowed here"),
+            _ => None,
+        }
+    }
+}
+
 /// How to reach Redis.
 #[derive(Clone)]
 pub struct Settings {
+    /// Where connections may lead.
+    pub reach: Reach,
     /// Where.
     pub address: Address,
     /// TLS or plain.
@@ -312,6 +343,10 @@ impl Connector {
         // One that does not answer must leave time for the next.
         let each = self.settings.dial_timeout / u32::try_from(candidates.len().max(1)).unwrap_or(1);
         for candidate in candidates {
+            if let Some(refusal) = self.settings.reach.refusal(candidate.ip()) {
+                reason = format!("{}: {refusal}", candidate.ip());
+                continue;
+            }
             match timeout(each, TcpStream::connect(candidate)).await {
                 Ok(Ok(stream)) => {
                     let _ = stream.set_nodelay(true);
@@ -552,6 +587,18 @@ fn owner(slots: &[Value], slot: u16, asked: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_other_machines_are_reached_when_others_say_where_to_dial() {
+        let reach = Reach::Elsewhere(vec!["10.96.0.1".parse().unwrap()]);
+        for refused in ["127.0.0.1", "127.8.8.8", "::1", "0.0.0.0", "169.254.169.254", "fe80::1", "::ffff:127.0.0.1", "10.96.0.1", "224.0.0.1"] {
+            assert!(reach.refusal(refused.parse().unwrap()).is_some(), "{refused}");
+        }
+        for allowed in ["10.96.0.2", "192.168.1.1", "2001:db8::1"] {
+            assert_eq!(reach.refusal(allowed.parse().unwrap()), None, "{allowed}");
+        }
+        assert_eq!(Reach::Any.refusal("127.0.0.1".parse().unwrap()), None);
+    }
 
     #[test]
     fn a_key_has_the_slot_of_its_hash_tag() {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::breaker;
 use crate::config::{Config, Redis};
-use crate::connect::{Address, Connector, Pem, Settings, Tls};
+use crate::connect::{Address, Connector, Pem, Reach, Settings, Tls};
 use crate::keys::{Keys, Naming};
 use crate::protocol::Protocol;
 use crate::protocol::files::Files;
@@ -114,6 +114,7 @@ fn redis_settings(redis: &Redis, longest: Duration) -> Settings {
     let given = |text: &str| (!text.is_empty()).then(|| text.to_owned());
     let file = |text: &str| given(text).map(PathBuf::from);
     let mut settings = Settings {
+        reach: Reach::Any,
         address: Address::Tcp(redis.addr.clone()),
         tls: None,
         username: given(&redis.username),

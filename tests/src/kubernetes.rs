@@ -2,6 +2,8 @@
 //!
 //! `make test` starts the cluster, loads the images and installs the chart (`scripts/e2e`); the tests find all of it in
 //! the environment. Each test lives in a namespace of its own, which enforces the level `restricted`.
+use std::future::Future;
+use std::ops::Range;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -9,12 +11,17 @@ use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 
-use crate::wait::eventually;
+use crate::wait::{Look, eventually};
 
 /// The namespace that the operator is installed in.
 pub const OPERATOR_NAMESPACE: &str = "jobqueue-system";
 /// Long enough for pods to start on a busy machine, short enough to notice that one never will.
 pub const PATIENCE: Duration = Duration::from_secs(120);
+
+/// The list that jobs of priority low are pushed to, where no prefix is set.
+pub const LOW: &str = "jobqueue:low_priority";
+/// The list of completed jobs, where no prefix is set.
+pub const COMPLETED: &str = "jobqueue:completed";
 
 /// A variable that `scripts/e2e` sets.
 pub fn given(name: &str) -> String {
@@ -113,7 +120,7 @@ impl Namespace {
     /// Waits until a condition of a `JobQueue` begins with `wanted`, such as `True` or `False/KeyConflict`.
     pub async fn await_condition(&self, queue: &str, kind: &str, wanted: &str) -> String {
         let what = format!("{kind} of {queue} to be {wanted}");
-        eventually(PATIENCE, &what, async || {
+        patiently(&what, async || {
             let now = self.condition(queue, kind).await;
             if now.starts_with(wanted) { Ok(now) } else { Err(now) }
         })
@@ -125,34 +132,69 @@ impl Namespace {
         self.await_condition(queue, "Ready", "True").await;
     }
 
-    /// The managed Redis of a queue, through `redis-cli` in its own pod.
-    pub async fn redis(&self, queue: &str, command: &[&str]) -> Result<String, String> {
+    /// The managed Redis of a queue.
+    pub async fn managed(&self, queue: &str) -> Redis<'_> {
         let secret = self.get("secret", &format!("{queue}-redis")).await;
         let password = decoded(secret["data"]["password"].as_str().unwrap_or_default());
-        let pod = format!("{queue}-redis-0");
-        let mut all = vec!["exec", &pod, "--", "redis-cli", "--no-auth-warning", "-a", &password];
-        all.extend(command);
-        let answer = self.kubectl(&all).await?;
-        let answer = answer.trim().to_owned();
-        // redis-cli exits with 0 whatever Redis said.
-        let refused = ["ERR", "NOAUTH", "WRONG", "LOADING", "MISCONF", "Could not connect"];
-        if refused.iter().any(|word| answer.starts_with(word)) { Err(answer) } else { Ok(answer) }
+        let flags = ["--no-auth-warning", "-a", &password].map(str::to_owned).to_vec();
+        Redis { namespace: self, pod: format!("{queue}-redis-0"), flags }
     }
 
-    /// A figure of the managed Redis.
-    pub async fn count(&self, queue: &str, command: &[&str]) -> u64 {
-        self.redis(queue, command).await.ok().and_then(|text| text.parse().ok()).unwrap_or(0)
+    /// A Redis that users run themselves, behind a Service of its name.
+    pub async fn external(&self, name: &str) -> Redis<'_> {
+        self.external_with(name, &["--port", "6379"], vec![], None).await
     }
 
-    /// Pushes jobs that take `millis` each onto the queue under `key` of a managed Redis.
-    pub async fn push(&self, queue: &str, key: &str, ids: std::ops::Range<u32>) {
-        let all: Vec<u32> = ids.collect();
-        for page in all.chunks(100) {
-            let jobs: Vec<String> = page.iter().map(|id| job(*id)).collect();
-            let mut command = vec!["LPUSH", key];
-            command.extend(jobs.iter().map(String::as_str));
-            self.redis(queue, &command).await.expect("LPUSH");
-        }
+    /// One with these arguments; `secret` is mounted at `/tls`.
+    pub async fn external_with(&self, name: &str, arguments: &[&str], flags: Vec<String>, secret: Option<&str>) -> Redis<'_> {
+        let mut command = vec!["redis-server", "--save", "", "--dir", "/data"];
+        command.extend(arguments);
+        let tls = secret.map_or(json!({ "name": "tls", "emptyDir": {} }), |secret| json!({ "name": "tls", "secret": { "secretName": secret } }));
+        let object = json!({ "apiVersion": "v1", "kind": "List", "items": [
+            {
+                "apiVersion": "v1", "kind": "Pod",
+                "metadata": { "name": name, "labels": { "app": name } },
+                "spec": {
+                    "automountServiceAccountToken": false,
+                    "enableServiceLinks": false,
+                    "terminationGracePeriodSeconds": 1,
+                    "securityContext": { "runAsNonRoot": true, "runAsUser": 65532, "fsGroup": 65532, "seccompProfile": { "type": "RuntimeDefault" } },
+                    "containers": [{
+                        "name": "redis", "image": given("REDIS_IMAGE"), "command": command,
+                        "readinessProbe": { "tcpSocket": { "port": 6379 }, "periodSeconds": 1 },
+                        "securityContext": { "allowPrivilegeEscalation": false, "capabilities": { "drop": ["ALL"] } },
+                        "volumeMounts": [{ "name": "data", "mountPath": "/data" }, { "name": "tls", "mountPath": "/tls" }],
+                    }],
+                    "volumes": [{ "name": "data", "emptyDir": {} }, tls],
+                },
+            },
+            {
+                "apiVersion": "v1", "kind": "Service",
+                "metadata": { "name": name },
+                "spec": { "selector": { "app": name }, "ports": [{ "port": 6379 }] },
+            },
+        ]});
+        self.apply(&object.to_string()).await;
+        self.kubectl(&["wait", "--for=condition=Ready", "--timeout=120s", "pod", name]).await.expect("a Redis");
+        Redis { namespace: self, pod: name.to_owned(), flags }
+    }
+
+    /// The spec of a queue on an external Redis, with more fields.
+    pub fn on(&self, redis: &str, more: &str) -> String {
+        format!("{{redis: {{external: {{address: \"{redis}.{}:6379\"}}}}, {more}}}", self.name)
+    }
+
+    /// Changes a `JobQueue`.
+    pub async fn patch(&self, queue: &str, patch: &str) {
+        self.kubectl(&["patch", "jobqueue", queue, "--type=merge", "-p", patch]).await.expect("patched");
+    }
+
+    /// The messages of the events with this reason.
+    pub async fn events(&self, reason: &str) -> Vec<String> {
+        let found = self.kubectl(&["get", "events", "--field-selector", &format!("reason={reason}"), "-o", "json"]).await;
+        let list: Value = serde_json::from_str(&found.expect("events")).expect("JSON");
+        let items = list["items"].as_array().cloned().unwrap_or_default();
+        items.iter().filter_map(|event| event["message"].as_str().map(str::to_owned)).collect()
     }
 
     /// Deletes the namespace without waiting for its end.
@@ -161,9 +203,167 @@ impl Namespace {
     }
 }
 
+/// A Redis of the cluster, asked through `redis-cli` in its own pod.
+pub struct Redis<'a> {
+    namespace: &'a Namespace,
+    pod: String,
+    flags: Vec<String>,
+}
+
+impl Redis<'_> {
+    /// Its answer, or its error.
+    pub async fn ask(&self, command: &[&str]) -> Result<String, String> {
+        let mut all = vec!["exec", &self.pod, "--", "redis-cli"];
+        all.extend(self.flags.iter().map(String::as_str));
+        all.extend(command);
+        self.answer(&all, None).await
+    }
+
+    async fn answer(&self, arguments: &[&str], input: Option<&str>) -> Result<String, String> {
+        let mut all = vec!["-n", self.namespace.name.as_str()];
+        all.extend(arguments);
+        let answer = run("kubectl", &all, input).await?.trim().to_owned();
+        // redis-cli exits with 0 whatever Redis said.
+        let refused = ["ERR", "NOAUTH", "NOPERM", "WRONG", "LOADING", "MISCONF", "(error)", "Could not connect"];
+        if refused.iter().any(|word| answer.starts_with(word)) { Err(answer) } else { Ok(answer) }
+    }
+
+    /// A figure.
+    pub async fn count(&self, command: &[&str]) -> u64 {
+        let answer = self.ask(command).await.unwrap_or_else(|error| panic!("{command:?}: {error}"));
+        answer.parse().unwrap_or_else(|_| panic!("{command:?}: {answer}"))
+    }
+
+    /// Pushes jobs in one command, so that nobody sees a part of them.
+    pub async fn push(&self, key: &str, ids: Range<u32>) {
+        self.push_all(key, &ids.map(job).collect::<Vec<_>>()).await;
+    }
+
+    /// Pushes these jobs.
+    pub async fn push_all(&self, key: &str, jobs: &[Value]) {
+        let line = jobs.iter().fold(format!("LPUSH {key}"), |line, job| format!("{line} '{job}'"));
+        let mut all = vec!["exec", "-i", &self.pod, "--", "redis-cli"];
+        all.extend(self.flags.iter().map(String::as_str));
+        self.answer(&all, Some(&format!("{line}\n"))).await.expect("pushed");
+    }
+
+    /// The ids of the completed jobs, sorted.
+    pub async fn completed(&self) -> Result<Vec<String>, String> {
+        let lines = self.ask(&["LRANGE", COMPLETED, "0", "-1"]).await?;
+        let ids = lines.lines().filter_map(|line| {
+            let job: Value = serde_json::from_str(line).ok()?;
+            job["id"].as_str().map(str::to_owned)
+        });
+        let mut ids: Vec<String> = ids.collect();
+        ids.sort();
+        Ok(ids)
+    }
+
+    /// Waits until these jobs are completed: each of them, once, and nothing else.
+    pub async fn await_completed(&self, ids: Range<u32>) {
+        let mut wanted: Vec<String> = ids.map(id).collect();
+        wanted.sort();
+        patiently("completed jobs", async || {
+            let completed = self.completed().await?;
+            if completed.len() >= wanted.len() { Ok(()) } else { Err(format!("{} of {}", completed.len(), wanted.len())) }
+        })
+        .await;
+        assert_eq!(self.completed().await.expect("completed jobs"), wanted, "each job once");
+    }
+}
+
+/// Waits for something of the cluster. Each look starts a program or two: five a second are enough.
+#[track_caller]
+pub fn patiently<L: Look>(what: &str, mut look: impl AsyncFnMut() -> L) -> impl Future<Output = L::Found> {
+    eventually(PATIENCE, what, async move || {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        look().await
+    })
+}
+
+/// The tool of the test cluster, where it is this cluster: some tests need to reach below Kubernetes.
+pub async fn test_cluster(arguments: &[&str]) -> Option<String> {
+    let tool = concat!(env!("CARGO_MANIFEST_DIR"), "/cluster/cluster");
+    let ours = run(tool, &["kubeconfig"], None).await.ok()?;
+    if ours.trim() != given("KUBECONFIG") {
+        println!("skipped: this is not the test cluster");
+        return None;
+    }
+    Some(run(tool, arguments, None).await.unwrap_or_else(|error| panic!("{arguments:?}: {error}")).trim().to_owned())
+}
+
+/// The requests of the operator since a moment.
+pub struct Audit {
+    path: String,
+    from: u64,
+}
+
+/// A request of the operator.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Request {
+    /// The verb of the API.
+    pub verb: String,
+    /// Group and resource, such as `apps/deployments` or `jobqueue.dev/jobqueues/status`; without a group `/pods`.
+    pub resource: String,
+    /// Where; empty: nowhere in particular.
+    pub namespace: String,
+    /// Whose; empty: of all.
+    pub name: String,
+}
+
+impl Request {
+    /// Whether it may change something.
+    pub fn is_write(&self) -> bool {
+        !["get", "list", "watch"].contains(&self.verb.as_str())
+    }
+}
+
+impl Audit {
+    /// Everything from now on.
+    pub async fn begin() -> Option<Self> {
+        let path = test_cluster(&["audit"]).await?;
+        let from = std::fs::metadata(&path).expect("the audit log").len();
+        Some(Self { path, from })
+    }
+
+    /// Everything since the cluster was started.
+    pub async fn all() -> Option<Self> {
+        Some(Self { path: test_cluster(&["audit"]).await?, from: 0 })
+    }
+
+    /// What the operator asked for.
+    pub fn requests(&self) -> Vec<Request> {
+        use std::io::{BufRead, BufReader, Seek, SeekFrom};
+        let mut file = std::fs::File::open(&self.path).expect("the audit log");
+        file.seek(SeekFrom::Start(self.from)).expect("its end");
+        let user = format!("system:serviceaccount:{OPERATOR_NAMESPACE}:");
+        let lines = BufReader::new(file).lines().map_while(Result::ok).filter(|line| line.contains(&user));
+        lines.filter_map(|line| request(&serde_json::from_str(&line).ok()?, &user)).collect()
+    }
+}
+
+fn request(entry: &Value, user: &str) -> Option<Request> {
+    if !entry["user"]["username"].as_str()?.starts_with(user) {
+        return None;
+    }
+    let object = &entry["objectRef"];
+    let part = |name: &str| object[name].as_str().unwrap_or_default().to_owned();
+    let mut resource = format!("{}/{}", part("apiGroup"), part("resource"));
+    if let Some(below) = object["subresource"].as_str() {
+        resource = format!("{resource}/{below}");
+    }
+    let verb = entry["verb"].as_str()?.to_owned();
+    Some(Request { verb, resource, namespace: part("namespace"), name: part("name") })
+}
+
+/// The id of a job.
+pub fn id(number: u32) -> String {
+    format!("job-{number}")
+}
+
 /// A job of the files format.
-pub fn job(id: u32) -> String {
-    json!({ "id": format!("job-{id}"), "filepath": format!("/data/{id}.txt"), "filesize": 0, "priority": "low", "retries": 0 }).to_string()
+pub fn job(number: u32) -> Value {
+    json!({ "id": id(number), "filepath": format!("/data/{number}.txt"), "filesize": 0, "priority": "low", "retries": 0 })
 }
 
 /// A `JobQueue` with this spec, given in YAML's flow style.

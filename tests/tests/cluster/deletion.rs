@@ -1,0 +1,82 @@
+//! What goes and what stays when a queue is deleted, and that a deletion always comes to its end.
+use e2e::kubernetes::{LOW, Namespace, kubectl, patiently};
+
+#[tokio::test]
+async fn retain_keeps_volume_and_password_and_a_new_queue_of_the_name_finds_the_jobs() {
+    let space = Namespace::create("retain").await;
+    space.queue("kept", "{replicas: 0, scaling: {mode: Manual}}").await;
+    space.await_ready("kept").await;
+    space.managed("kept").await.push(LOW, 0..20).await;
+    space.kubectl(&["delete", "jobqueue", "kept"]).await.expect("deleted");
+    patiently("no pods", async || space.list("pods", "jobqueue.dev/queue=kept").await.is_empty()).await;
+    assert!(space.find("pvc", "kept-redis").await.is_some());
+    assert!(space.find("secret", "kept-redis").await.is_some());
+    assert!(space.find("deployment", "kept-worker").await.is_none());
+    space.queue("kept", "{}").await;
+    space.await_ready("kept").await;
+    space.managed("kept").await.await_completed(0..20).await;
+    space.delete().await;
+}
+
+#[tokio::test]
+async fn delete_removes_the_managed_redis_with_volume_and_password() {
+    let space = Namespace::create("delete").await;
+    space.queue("gone", "{deletionPolicy: Delete, scaling: {minReplicas: 1}}").await;
+    space.await_ready("gone").await;
+    space.kubectl(&["delete", "jobqueue", "gone", "--timeout=110s"]).await.expect("deleted");
+    for kind in ["pvc", "secret", "statefulset", "deployment", "service", "configmap", "pod"] {
+        patiently(kind, async || {
+            let left = space.list(kind, "jobqueue.dev/queue=gone").await;
+            if left.is_empty() { Ok(()) } else { Err(left.iter().map(|one| one["metadata"]["name"].clone()).collect::<Vec<_>>()) }
+        })
+        .await;
+    }
+    space.delete().await;
+}
+
+#[tokio::test]
+async fn delete_removes_the_keys_in_an_external_redis_and_no_others() {
+    let space = Namespace::create("keys").await;
+    let redis = space.external("store").await;
+    redis.ask(&["SET", "jobqueued:other", "mine"]).await.expect("set");
+    space.queue("gone", &space.on("store", "deletionPolicy: Delete")).await;
+    space.await_ready("gone").await;
+    redis.push(LOW, 0..10).await;
+    redis.await_completed(0..10).await;
+    space.kubectl(&["delete", "jobqueue", "gone", "--timeout=110s"]).await.expect("deleted");
+    assert_eq!(redis.ask(&["KEYS", "*"]).await.unwrap(), "jobqueued:other");
+    space.delete().await;
+}
+
+#[tokio::test]
+async fn a_deletion_does_not_wait_for_ever_for_a_redis_that_is_gone() {
+    let space = Namespace::create("unreachable").await;
+    space.external("store").await;
+    space.queue("gone", &space.on("store", "deletionPolicy: Delete")).await;
+    space.await_ready("gone").await;
+    space.kubectl(&["delete", "pod", "store"]).await.expect("deleted");
+    space.kubectl(&["delete", "jobqueue", "gone", "--timeout=110s"]).await.expect("deleted");
+    let left = space.events("KeysLeft").await;
+    assert!(left.len() == 1 && left[0].starts_with("Deleted without its keys in Redis"), "{left:?}");
+    space.delete().await;
+}
+
+#[tokio::test]
+async fn a_queue_that_never_had_its_secret_can_be_deleted() {
+    let space = Namespace::create("secretless").await;
+    let external = "{address: 'store.invalid:6379', secretRef: {name: never}}";
+    space.queue("gone", &format!("{{deletionPolicy: Delete, redis: {{external: {external}}}}}")).await;
+    space.await_condition("gone", "Stalled", "True/SecretNotFound").await;
+    space.kubectl(&["delete", "jobqueue", "gone", "--timeout=110s"]).await.expect("deleted");
+    space.delete().await;
+}
+
+#[tokio::test]
+async fn a_namespace_with_a_queue_to_be_deleted_terminates() {
+    let space = Namespace::create("terminated").await;
+    space.queue("gone", "{deletionPolicy: Delete, scaling: {minReplicas: 1}}").await;
+    space.queue("kept", "{}").await;
+    space.await_ready("gone").await;
+    space.await_ready("kept").await;
+    kubectl(&["delete", "namespace", &space.name, "--timeout=110s"]).await.expect("terminated");
+}

@@ -1,0 +1,141 @@
+//! A Redis that users run themselves.
+use e2e::certificates::Certificates;
+use e2e::kubernetes::{LOW, Namespace, patiently};
+use serde_json::json;
+
+#[tokio::test]
+async fn an_external_redis_is_used_with_tls_and_an_acl_user_of_a_secret() {
+    let space = Namespace::create("tls").await;
+    let dir = tempfile::tempdir().unwrap();
+    let certificates = Certificates::generate(dir.path());
+    let text = |path| std::fs::read_to_string(path).unwrap();
+    let secrets = json!({ "apiVersion": "v1", "kind": "List", "items": [
+        { "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "server" }, "stringData": {
+            "ca.crt": text(&certificates.ca), "tls.crt": text(&certificates.server_cert), "tls.key": text(&certificates.server_key),
+        }},
+        { "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "client" }, "stringData": {
+            "username": "orders", "password": "open sesame", "ca.crt": text(&certificates.ca),
+            "tls.crt": text(&certificates.client_cert), "tls.key": text(&certificates.client_key),
+        }},
+    ]});
+    space.apply(&secrets.to_string()).await;
+    let server = [
+        "--port", "0", "--tls-port", "6379", "--tls-cert-file", "/tls/tls.crt", "--tls-key-file", "/tls/tls.key",
+        "--tls-ca-cert-file", "/tls/ca.crt", "--user", "orders on \">open sesame\" ~* &* +@all", "--user", "default off",
+    ];
+    // The server's own certificate is for servers only: redis-cli in its pod has none to show.
+    let server = [&server[..], &["--tls-auth-clients", "optional"]].concat();
+    let flags = ["--tls", "--cacert", "/tls/ca.crt", "--no-auth-warning", "--user", "orders", "--pass", "open sesame"];
+    let redis = space.external_with("store", &server, flags.map(str::to_owned).to_vec(), Some("server")).await;
+    let address = format!("store.{}:6379", space.name);
+    let external = format!("{{address: \"{address}\", secretRef: {{name: client}}, tls: {{serverName: localhost}}}}");
+    space.queue("orders", &format!("{{redis: {{external: {external}}}}}")).await;
+    space.await_ready("orders").await;
+    redis.push(LOW, 0..3).await;
+    redis.await_completed(0..3).await;
+    space.delete().await;
+}
+
+#[tokio::test]
+async fn a_missing_secret_stalls_the_queue_until_it_is_created() {
+    let space = Namespace::create("secret").await;
+    space.external_with("store", &["--requirepass", "sesame"], vec![], None).await;
+    let external = format!("{{address: \"store.{}:6379\", secretRef: {{name: later}}}}", space.name);
+    space.queue("orders", &format!("{{redis: {{external: {external}}}}}")).await;
+    let stalled = space.await_condition("orders", "Stalled", "True/SecretNotFound").await;
+    assert!(stalled.contains("spec.redis.external.secretRef: there is no Secret later"), "{stalled}");
+    space.kubectl(&["create", "secret", "generic", "later", "--from-literal=pass=sesame"]).await.expect("created");
+    let stalled = space.await_condition("orders", "Stalled", "True/InvalidSecret").await;
+    assert!(stalled.contains("Secret later has no key password: add it"), "{stalled}");
+    let added = r#"{"stringData": {"password": "sesame"}}"#;
+    space.kubectl(&["patch", "secret", "later", "--type=merge", "-p", added]).await.expect("added");
+    space.await_ready("orders").await;
+    space.delete().await;
+}
+
+#[tokio::test]
+async fn a_wrong_password_is_told_and_a_right_one_is_taken_up() {
+    let space = Namespace::create("password").await;
+    space.external_with("store", &["--requirepass", "sesame"], vec![], None).await;
+    space.kubectl(&["create", "secret", "generic", "login", "--from-literal=password=wrong"]).await.expect("created");
+    let external = format!("{{address: \"store.{}:6379\", secretRef: {{name: login}}}}", space.name);
+    space.queue("orders", &format!("{{redis: {{external: {external}}}}}")).await;
+    let ready = space.await_condition("orders", "Ready", "False/Unreachable").await;
+    assert!(ready.contains("WRONGPASS"), "{ready}");
+    let right = r#"{"stringData": {"password": "sesame"}}"#;
+    space.kubectl(&["patch", "secret", "login", "--type=merge", "-p", right]).await.expect("changed");
+    space.await_ready("orders").await;
+    space.delete().await;
+}
+
+#[tokio::test]
+async fn the_second_queue_on_the_same_keys_stalls_until_the_first_is_deleted() {
+    let space = Namespace::create("conflict").await;
+    let redis = space.external("store").await;
+    space.queue("first", &space.on("store", "")).await;
+    space.await_ready("first").await;
+    space.queue("second", &space.on("store", "")).await;
+    let stalled = space.await_condition("second", "Stalled", "True/KeyConflict").await;
+    assert!(stalled.contains(&format!("belongs to JobQueue {}/first", space.name)), "{stalled}");
+    space.kubectl(&["delete", "jobqueue", "first"]).await.expect("deleted");
+    space.await_ready("second").await;
+    redis.push(LOW, 0..3).await;
+    redis.await_completed(0..3).await;
+    // The second is the owner now, for everybody.
+    space.queue("third", &space.on("store", "")).await;
+    let stalled = space.await_condition("third", "Stalled", "True/KeyConflict").await;
+    assert!(stalled.contains(&format!("belongs to JobQueue {}/second", space.name)), "{stalled}");
+    space.delete().await;
+}
+
+#[tokio::test]
+async fn another_prefix_is_another_queue_in_the_same_redis() {
+    let space = Namespace::create("prefix").await;
+    let redis = space.external("store").await;
+    space.queue("first", &space.on("store", "")).await;
+    space.queue("second", &space.on("store", "keyPrefix: other")).await;
+    space.await_ready("first").await;
+    space.await_ready("second").await;
+    redis.push("other:low_priority", 0..3).await;
+    patiently("completed jobs", async || redis.count(&["LLEN", "other:completed"]).await == 3).await;
+    assert_eq!(redis.completed().await.unwrap(), [""; 0]);
+    space.delete().await;
+}
+
+#[tokio::test]
+async fn the_pause_of_a_deleted_queue_does_not_outlive_it() {
+    let space = Namespace::create("outlived").await;
+    let redis = space.external("store").await;
+    space.queue("first", &space.on("store", "paused: true")).await;
+    space.await_condition("first", "Ready", "True/Paused").await;
+    redis.push(LOW, 0..3).await;
+    space.kubectl(&["delete", "jobqueue", "first"]).await.expect("deleted");
+    space.queue("second", &space.on("store", "")).await;
+    space.await_ready("second").await;
+    redis.await_completed(0..3).await;
+    space.delete().await;
+}
+
+#[tokio::test]
+async fn a_queue_that_is_created_again_under_its_name_owns_its_keys_again() {
+    let space = Namespace::create("again").await;
+    let redis = space.external("store").await;
+    space.queue("orders", &space.on("store", "")).await;
+    space.await_ready("orders").await;
+    space.kubectl(&["delete", "jobqueue", "orders"]).await.expect("deleted");
+    space.queue("orders", &space.on("store", "")).await;
+    space.await_ready("orders").await;
+    redis.push(LOW, 0..1).await;
+    redis.await_completed(0..1).await;
+    let uid = space.get("jobqueue", "orders").await["metadata"]["uid"].as_str().unwrap().to_owned();
+    patiently("the claim of the new queue", async || {
+        let keys = redis.ask(&["KEYS", "*owner*"]).await?;
+        let mut owners = vec![];
+        for key in keys.lines() {
+            owners.push(redis.ask(&["GET", key]).await?);
+        }
+        if !owners.is_empty() && owners.iter().all(|owner| owner.ends_with(&uid)) { Ok(()) } else { Err(format!("{owners:?}, not {uid}")) }
+    })
+    .await;
+    space.delete().await;
+}

@@ -1,0 +1,12 @@
+//! The operator on a real cluster. Every test has a namespace of its own, which enforces the level `restricted`.
+mod deletion;
+mod drift;
+mod external;
+mod handlers;
+mod newcomer;
+mod rest;
+mod rollout;
+mod scaling;
+mod smallest;
+mod template;
+mod validation;
