@@ -5,6 +5,7 @@ mod cleanup;
 mod config;
 mod names;
 mod resolve;
+mod rolling;
 mod status;
 
 use std::collections::HashMap;
@@ -45,6 +46,9 @@ pub const FINALIZER: &str = "jobqueue.dev/cleanup";
 /// Secrets have no watch (it would need the right to read all of them), so every queue is looked at again this often.
 const LOOK_AGAIN: Duration = Duration::from_secs(600);
 
+/// How often a queue that waits for its turn to be rolled asks for it.
+const TURN: Duration = Duration::from_secs(5);
+
 /// What the operator was told at its start.
 #[derive(Debug, Clone)]
 pub struct Settings {
@@ -70,6 +74,7 @@ pub struct Context {
     metrics: Arc<Metrics>,
     recorder: Recorder,
     settled: apply::Settled,
+    rolling: rolling::Rolling,
     pod_monitors: bool,
     cluster: String,
     failures: Mutex<HashMap<ObjectRef<JobQueue>, u32>>,
@@ -154,6 +159,7 @@ pub async fn run(
         observer,
         metrics,
         settled: apply::Settled::default(),
+        rolling: rolling::Rolling::default(),
         failures: Mutex::default(),
     });
     let scaler = tokio::spawn(scale(Arc::clone(&context), wished));
@@ -224,10 +230,14 @@ async fn controller(
         .graceful_shutdown_on(shutdown)
         .run(reconcile, on_error, Arc::clone(context))
         .for_each(|result| {
-            if let Err(error) = result
-                && !matches!(error, controller::Error::ObjectNotFound(_))
-            {
-                tracing::debug!(error = %error, "Reconcile ended early");
+            match result {
+                // Deleted, and no finalizer held it: nobody else says that it is gone.
+                Err(controller::Error::ObjectNotFound(gone)) => {
+                    let namespace = gone.namespace.as_deref().unwrap_or_default();
+                    context.forget(&ObjectRef::new(&gone.name).within(namespace));
+                }
+                Err(error) => tracing::debug!(error = %error, "Reconcile ended early"),
+                Ok(_) => {}
             }
             futures::future::ready(())
         })
@@ -251,9 +261,9 @@ async fn reconcile(queue: Arc<JobQueue>, context: Arc<Context>) -> Result<Action
         Err(error) => Outcome::Failed(error),
     };
     context.tell(&queue, status::status(&queue, &result, seen.as_ref(), Timestamp::now())).await?;
-    outcome?;
+    let (applied, _) = outcome?;
     context.failures.lock().unwrap_or_else(PoisonError::into_inner).remove(&reference);
-    Ok(Action::requeue(LOOK_AGAIN))
+    Ok(Action::requeue(if applied.waits_to_roll { TURN } else { LOOK_AGAIN }))
 }
 
 /// Name and key of each queue, in the order of priority.
@@ -331,6 +341,14 @@ impl Context {
                 self.create_kept(queue, &build::SECRET, &name, &object).await
             }
         }
+    }
+
+    /// Lets go of everything that is remembered of a queue.
+    fn forget(&self, queue: &ObjectRef<JobQueue>) {
+        self.observer.forget(queue);
+        self.settled.forget(queue.namespace.as_deref().unwrap_or_default(), &queue.name);
+        self.rolling.end(&queue.to_string());
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner).remove(queue);
     }
 
     /// Without a default storage class a volume would stay pending for ever, and nobody would know why.

@@ -142,7 +142,7 @@ impl Namespace {
 
     /// A Redis that users run themselves, behind a Service of its name.
     pub async fn external(&self, name: &str) -> Redis<'_> {
-        self.external_with(name, &["--port", "6379"], vec![], None).await
+        self.external_with(name, &["--protected-mode", "no"], vec![], None).await
     }
 
     /// One with these arguments; `secret` is mounted at `/tls`.

@@ -3,12 +3,14 @@ use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
 use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams};
+use kube::runtime::reflector::ObjectRef;
 use kube::core::{ApiResource, GroupVersionKind};
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 
 use super::build::{Child, Children, DEPLOYMENT, Kind, POD, SETTINGS, STATEFUL_SET};
 use super::names::{HASH, MANAGED_BY};
+use super::rolling::{is_rolled_out, is_upgrade};
 use super::{Context, Error};
 use crate::api::v1alpha1::{JobQueue, ScalingMode};
 
@@ -47,6 +49,8 @@ pub struct Applied {
     pub worker: Option<Value>,
     /// The managed Redis' `StatefulSet`.
     pub redis: Option<Value>,
+    /// The workers wait for their turn to be rolled to a new image.
+    pub waits_to_roll: bool,
 }
 
 impl Context {
@@ -72,14 +76,14 @@ impl Context {
             self.apply_child(queue, child).await?;
         }
         let redis = self.apply_redis(queue, redis).await?;
-        let worker = self.apply_worker(queue, worker).await?;
+        let (worker, waits_to_roll) = self.apply_worker(queue, worker).await?;
         for child in [producer, api, api_service, disruption_budget] {
             self.apply_child(queue, child).await?;
         }
         if self.pod_monitors {
             self.apply_child(queue, pod_monitor).await?;
         }
-        Ok(Applied { worker, redis })
+        Ok(Applied { worker, redis, waits_to_roll })
     }
 
     /// Applies one child if it differs, removes it if it is not wanted; the live object, if there is one.
@@ -124,10 +128,19 @@ impl Context {
         Ok(Some(serde_json::to_value(applied).unwrap_or_default()))
     }
 
-    /// The workers: the scaler owns their number; where it does not (yet), the live number is kept.
-    async fn apply_worker(&self, queue: &JobQueue, child: &Child) -> Result<Option<Value>, Error> {
+    /// The workers: the scaler owns their number; where it does not (yet), the live number is kept. Also says whether they
+    /// have to wait for their turn.
+    async fn apply_worker(&self, queue: &JobQueue, child: &Child) -> Result<(Option<Value>, bool), Error> {
         let api = self.dynamic(child.kind, queue);
         let live = api.get_opt(&child.name).await?;
+        let turn = ObjectRef::from_obj(queue).to_string();
+        if let (Some(desired), Some(live)) = (&child.object, &live) {
+            let live = serde_json::to_value(live).unwrap_or_default();
+            let image = &self.settings.worker_image;
+            if is_upgrade(desired, &live, image) && !self.rolling.may_begin(&turn, std::time::Instant::now()) {
+                return Ok((Some(live), true));
+            }
+        }
         let mut child = child.clone();
         let owned = live.as_ref().is_some_and(scaler_owns_replicas);
         let number = live.as_ref().and_then(|live| live.data["spec"]["replicas"].as_i64());
@@ -136,11 +149,14 @@ impl Context {
             object["spec"]["replicas"] = json!(number);
         }
         let applied = self.reconcile_child(queue, &api, &child, live).await?;
+        if applied.as_ref().is_some_and(is_rolled_out) {
+            self.rolling.end(&turn);
+        }
         if owned {
-            return Ok(applied);
+            return Ok((applied, false));
         }
         let replicas = i32::try_from(number).unwrap_or(0);
-        self.scale(queue, &child.name, replicas).await.map(Some)
+        Ok((Some(self.scale(queue, &child.name, replicas).await?), false))
     }
 
     /// Asks for this many workers: the only way their number changes.

@@ -46,10 +46,8 @@ impl Context {
 
     /// One step of a deletion; the next one follows when this one has had its effect.
     pub(super) async fn clean_up(&self, queue: &JobQueue) -> Result<Action, Error> {
-        let reference = ObjectRef::from_obj(queue);
         let names = Names::of(queue);
-        self.observer.forget(&reference);
-        self.settled.forget(&names.namespace, &names.queue);
+        self.forget(&ObjectRef::from_obj(queue));
         if !queue.finalizers().iter().any(|name| name == FINALIZER) {
             return Ok(Action::await_change());
         }
