@@ -179,7 +179,8 @@ fn apply_url(url: &str, settings: &mut Settings) {
     settings.address = Address::Tcp(if has_port { addr.to_owned() } else { format!("{addr}:6379") });
 }
 
-fn decoded(text: &str) -> String {
+/// A part of a URL without its percent signs.
+pub fn decoded(text: &str) -> String {
     let bytes = text.as_bytes();
     let mut plain = Vec::with_capacity(bytes.len());
     let mut at = 0;
