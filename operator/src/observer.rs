@@ -109,14 +109,14 @@ pub struct Figures {
 
 impl Figures {
     /// Adds what one shard holds.
-    fn add(&mut self, snapshot: &Snapshot, in_flight: u64) {
+    fn add(&mut self, snapshot: &Snapshot) {
         self.waiting.resize(snapshot.queues.len(), 0);
         for (waiting, queue) in self.waiting.iter_mut().zip(&snapshot.queues) {
             *waiting += queue.waiting + queue.suspects;
             self.delayed += queue.delayed;
             self.due += queue.due;
         }
-        self.in_flight += in_flight;
+        self.in_flight += snapshot.in_flight;
         self.dead_letters += snapshot.dead_letters;
         self.paused |= snapshot.paused;
     }
@@ -281,9 +281,13 @@ impl Observer {
                 continue;
             }
             let snapshot = session.snapshot(jobqueue::effects::Side::Right).await?;
+            let unfit = snapshot.unfit.iter().chain(snapshot.queues.iter().flat_map(|queue| &queue.unfit)).next();
+            if let Some(unfit) = unfit {
+                // Counted as empty it would send the workers home.
+                return Err(StoreError::Unfit { key: unfit.key.clone(), reason: unfit.reason.clone() });
+            }
             pause(session, target, snapshot.paused).await?;
-            let in_flight = in_flight(session, &snapshot).await?;
-            figures.add(&snapshot, in_flight);
+            figures.add(&snapshot);
         }
         if let (None, Some(watched)) = (&conflict, self.state().queues.get_mut(queue)) {
             watched.claimed = true;
@@ -392,17 +396,4 @@ async fn pause(session: &mut Session, target: &Target, paused: bool) -> Result<(
         session.unlink(&key).await?;
     }
     Ok(())
-}
-
-/// How many jobs the lanes of a shard hold.
-async fn in_flight(session: &mut Session, snapshot: &Snapshot) -> Result<u64, StoreError> {
-    if snapshot.lanes == 0 && snapshot.reaping == 0 {
-        return Ok(0);
-    }
-    let mut lanes = session.lanes(0, 1000).await?;
-    lanes.extend(session.reaping(1000).await?);
-    let lists: Vec<String> = (lanes.iter().flat_map(|lane| session.keys.lists(lane)))
-        .flat_map(|lists| [lists.held, lists.parked, lists.parked_suspects])
-        .collect();
-    Ok(session.lengths(&lists).await?.iter().sum())
 }

@@ -124,6 +124,10 @@ pub struct Settings {
     pub password: Option<String>,
     /// A file with the password, read at every connect: it may have been rotated.
     pub password_file: Option<PathBuf>,
+    /// ACL user at the Sentinels.
+    pub sentinel_username: Option<String>,
+    /// Its password. Redis' own is never sent to a Sentinel.
+    pub sentinel_password: Option<String>,
     /// Database number.
     pub db: i64,
     /// So many replicas must have confirmed an enqueue or a settlement; 0 = none.
@@ -275,7 +279,7 @@ impl Connector {
         let mut reason = String::from("no sentinel configured");
         for addr in addrs {
             let asked = async {
-                let mut sentinel = self.open_bare(addr, reply).await?;
+                let mut sentinel = self.open_sentinel(addr, reply).await?;
                 let mut ask = Cmd::new();
                 ask.arg("SENTINEL").arg("get-master-addr-by-name").arg(master);
                 ask.query_async::<Option<(String, u16)>>(&mut sentinel.redis)
@@ -285,6 +289,12 @@ impl Connector {
             match asked.await {
                 Ok(Some((host, port))) => return self.open(&format!("{host}:{port}"), reply, true).await,
                 Ok(None) => reason = format!("sentinel {addr} knows no master {master}"),
+                Err(ConnectError::Credentials { address }) => {
+                    reason = format!(
+                        "sentinel {address} refused the credentials: check redis.sentinel.username and \
+                         redis.sentinel.password"
+                    );
+                }
                 Err(error) => reason = error.to_string(),
             }
         }
@@ -321,19 +331,27 @@ impl Connector {
 
     async fn open(&self, addr: &str, reply: Duration, master_only: bool) -> Result<Connection, ConnectError> {
         let stream = self.dial(addr).await?;
-        self.greet(stream, addr, reply, master_only, true).await
+        self.greet(stream, addr, reply, master_only, &self.login()?).await
     }
 
-    /// A sentinel has neither our database nor, as a rule, our password.
-    async fn open_bare(&self, addr: &str, reply: Duration) -> Result<Connection, ConnectError> {
+    /// A Sentinel has no databases, and credentials of its own.
+    async fn open_sentinel(&self, addr: &str, reply: Duration) -> Result<Connection, ConnectError> {
         let stream = self.dial(addr).await?;
-        self.greet(stream, addr, reply, false, false).await
+        let Settings { sentinel_username, sentinel_password, .. } = &*self.settings;
+        let who = credentials(sentinel_username.as_deref(), sentinel_password.clone());
+        self.greet(stream, addr, reply, false, &who).await
+    }
+
+    /// Who we are to Redis, and which database we mean.
+    fn login(&self) -> Result<RedisConnectionInfo, ConnectError> {
+        let Settings { username, db, .. } = &*self.settings;
+        Ok(credentials(username.as_deref(), self.password()?).set_db(*db))
     }
 
     async fn open_unix(&self, path: &std::path::Path, reply: Duration) -> Result<Connection, ConnectError> {
         let address = path.display().to_string();
         let stream = UnixStream::connect(path).await.map_err(|error| unreachable(&address, &error))?;
-        self.greet(Box::new(stream), &address, reply, true, true).await
+        self.greet(Box::new(stream), &address, reply, true, &self.login()?).await
     }
 
     async fn dial(&self, addr: &str) -> Result<Box<dyn Stream>, ConnectError> {
@@ -374,23 +392,12 @@ impl Connector {
         address: &str,
         reply: Duration,
         master_only: bool,
-        credentials: bool,
+        who: &RedisConnectionInfo,
     ) -> Result<Connection, ConnectError> {
         ping(&mut stream, address).await?;
-        let mut info =
-            RedisConnectionInfo::default().set_protocol(ProtocolVersion::RESP2).set_skip_set_lib_name();
-        if credentials {
-            info = info.set_db(self.settings.db);
-            if let Some(username) = &self.settings.username {
-                info = info.set_username(username);
-            }
-            if let Some(password) = self.password()? {
-                info = info.set_password(password);
-            }
-        }
         let config =
             AsyncConnectionConfig::new().set_response_timeout(Some(reply)).set_connection_timeout(None);
-        let (mut redis, driver) = MultiplexedConnection::new_with_config(&info, stream, config)
+        let (mut redis, driver) = MultiplexedConnection::new_with_config(who, stream, config)
             .await
             .map_err(|error| refused(address, &error))?;
         let driver = tokio::spawn(driver);
@@ -437,6 +444,18 @@ impl Connector {
         })?;
         Ok(Some(text.trim_end_matches(['\n', '\r']).to_owned()))
     }
+}
+
+fn credentials(username: Option<&str>, password: Option<String>) -> RedisConnectionInfo {
+    let mut info =
+        RedisConnectionInfo::default().set_protocol(ProtocolVersion::RESP2).set_skip_set_lib_name();
+    if let Some(username) = username {
+        info = info.set_username(username);
+    }
+    if let Some(password) = password {
+        info = info.set_password(password);
+    }
+    info
 }
 
 /// Asks for a sign of Redis before any credentials go out: whatever answers otherwise gets none.

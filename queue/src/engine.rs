@@ -19,7 +19,7 @@ pub struct Engine {
     pub connector: Connector,
     /// What the keys are made from.
     pub naming: Naming,
-    /// The keys of every shard.
+    /// The keys of every shard; a worker adds those that an earlier layout left behind.
     pub shards: Vec<Keys>,
     /// The wire format.
     pub protocol: Arc<dyn Protocol>,
@@ -79,10 +79,9 @@ impl Engine {
         Session::new(&self.connector, shard, self.longest_backoff())
     }
 
-    /// The shard a job belongs to.
+    /// The shard a job belongs to: one of those that are configured, never one that is only left over.
     pub fn shard_of(&self, job_id: &str) -> &Keys {
-        let shards = u16::try_from(self.shards.len()).unwrap_or(u16::MAX);
-        &self.shards[usize::from(Keys::shard_of(job_id, shards))]
+        &self.shards[usize::from(Keys::shard_of(job_id, self.naming.shards))]
     }
 }
 
@@ -120,6 +119,8 @@ fn redis_settings(redis: &Redis, longest: Duration) -> Settings {
         username: given(&redis.username),
         password: given(redis.password.expose()),
         password_file: file(&redis.password_file),
+        sentinel_username: given(&redis.sentinel.username),
+        sentinel_password: given(redis.sentinel.password.expose()),
         db: i64::from(redis.db),
         wait_replicas: redis.wait_replicas,
         dial_timeout: redis.dial_timeout.get().min(longest),
@@ -180,7 +181,8 @@ fn apply_url(url: &str, settings: &mut Settings) {
     settings.address = Address::Tcp(if has_port { addr.to_owned() } else { format!("{addr}:6379") });
 }
 
-fn decoded(text: &str) -> String {
+/// A part of a URL without its percent signs.
+pub fn decoded(text: &str) -> String {
     let bytes = text.as_bytes();
     let mut plain = Vec::with_capacity(bytes.len());
     let mut at = 0;
@@ -221,6 +223,29 @@ mod tests {
     }
 
     #[test]
+    fn a_sentinel_gets_its_own_credentials_and_not_those_of_redis() {
+        let settings = of(
+            "redis: {username: app, password: p, sentinel: {master: m, addrs: ['a:1'], username: s, password: q}}",
+        );
+        assert_eq!((settings.username.as_deref(), settings.password.as_deref()), (Some("app"), Some("p")));
+        assert_eq!(settings.sentinel_username.as_deref(), Some("s"));
+        assert_eq!(settings.sentinel_password.as_deref(), Some("q"));
+    }
+
+    #[test]
+    fn a_job_never_belongs_to_a_shard_that_is_only_left_over() {
+        let config = Config::from_value(serde_json::json!({ "worker": { "shards": 2 } })).unwrap().config;
+        let mut engine = Engine::new(&config);
+        let ids: Vec<String> = (0..100).map(|n| n.to_string()).collect();
+        let homes =
+            |engine: &Engine| -> Vec<String> { ids.iter().map(|id| engine.shard_of(id).lanes()).collect() };
+        let before = homes(&engine);
+        let wider = Naming { shards: 4, ..engine.naming.clone() };
+        engine.shards.extend((2..4).map(|shard| Keys::new(&wider, shard)));
+        assert_eq!(homes(&engine), before);
+    }
+
+    #[test]
     fn a_unix_socket_is_an_address_too() {
         assert_eq!(
             of("redis: {url: 'unix:///run/redis.sock'}").address,
@@ -235,6 +260,7 @@ mod tests {
             sentinel.address,
             Address::Sentinel { master: "main".into(), addrs: vec!["a:26379".into(), "b:26379".into()] }
         );
+        assert_eq!((sentinel.sentinel_username, sentinel.sentinel_password), (None, None));
         let cluster = of("redis: {addr: 'a:7000', cluster: true}");
         assert_eq!(cluster.address, Address::Cluster(vec!["a:7000".into()]));
     }

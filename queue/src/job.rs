@@ -105,6 +105,39 @@ impl Job {
     }
 }
 
+/// The `creation_time` of a job of which perhaps only the head is at hand; `None` when it is not in there.
+pub fn creation_time(head: &[u8]) -> Option<String> {
+    struct Until<'a>(&'a mut Option<String>);
+    impl<'de> serde::de::Visitor<'de> for Until<'_> {
+        type Value = ();
+
+        fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("an object")
+        }
+
+        fn visit_map<A: serde::de::MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+            while let Some(name) = map.next_key::<std::borrow::Cow<'_, str>>()? {
+                if name == "creation_time" {
+                    *self.0 = Some(map.next_value()?);
+                } else {
+                    map.next_value::<serde::de::IgnoredAny>()?;
+                }
+            }
+            Ok(())
+        }
+    }
+    if depth(head) > MAX_DEPTH {
+        return None;
+    }
+    let mut found = None;
+    // A head ends in the middle of something: what was read until then counts.
+    let _ = serde::Deserializer::deserialize_map(
+        &mut serde_json::Deserializer::from_slice(head),
+        Until(&mut found),
+    );
+    found
+}
+
 /// Sets (`Some`) or removes (`None`) top-level fields of a JSON object; bytes that are not one stay as they are.
 pub fn edit(raw: &Bytes, changes: &[(&str, Option<Value>)]) -> Bytes {
     let Ok(mut object) = serde_json::from_slice::<Map<String, Value>>(raw) else { return raw.clone() };
@@ -175,6 +208,22 @@ mod tests {
     fn only_the_id_is_needed() {
         let job = Job::decode(Bytes::from_static(br#"{"id":"a","payload":{"any":"thing"}}"#), 1000).unwrap();
         assert_eq!(job.fields, Fields { id: "a".into(), ..Fields::default() });
+    }
+
+    #[test]
+    fn the_time_of_creation_is_found_in_a_head_that_ends_anywhere_behind_it() {
+        let whole =
+            r#"{"id":"a","nested":{"creation_time":"no"},"creation_time":"2026-01-01T00:00:00Z","x":"éé"}"#;
+        let end = whole.find(r#","x""#).unwrap();
+        for cut in end..=whole.len() {
+            let found = creation_time(&whole.as_bytes()[..cut]);
+            assert_eq!(found.as_deref(), Some("2026-01-01T00:00:00Z"), "of {cut} bytes");
+        }
+        for cut in 0..end - 1 {
+            assert_eq!(creation_time(&whole.as_bytes()[..cut]), None, "of {cut} bytes");
+        }
+        assert_eq!(creation_time(&[b'['; 1000]), None);
+        assert_eq!(creation_time(br#"{"creation_time":7}"#), None);
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! narrower one serves the others as well, without pushing to them, and writes the new one once they are empty.
 use crate::engine::Engine;
 use crate::keys::{Keys, Naming};
-use crate::store::StoreError;
+use crate::store::{Session, StoreError};
 
 /// The version of the key layout. One minor version back is understood; there is none yet.
 pub const VERSION: &str = "v1";
@@ -66,57 +66,81 @@ impl Layout {
     }
 }
 
-/// Reads what was written down and writes what holds from now on; answers the shards that are left over and not empty.
-pub async fn settle(engine: &Engine) -> Result<Vec<Keys>, LayoutError> {
-    let naming = &engine.naming;
-    let mut session = engine.session(&Keys::new(naming, 0));
-    let now = Layout::of(naming);
-    let mut leftovers = Vec::new();
-    let mut needed = false;
-    // A tagged and a plain layout are written down in different places; in a Cluster only the tagged one can be.
-    let plain = Naming { shards: 1, cluster: false, ..naming.clone() };
-    let mut places = vec![session.keys.layout()];
+/// Where layouts are written down, this one's first. A tagged and a plain layout have different places; in a Cluster
+/// only the tagged one can be.
+fn places(naming: &Naming) -> Vec<String> {
+    let mut places = vec![Keys::new(naming, 0).layout()];
     if !naming.cluster {
+        let plain = Naming { shards: 1, cluster: false, ..naming.clone() };
         places.push(Keys::new(&plain, 0).layout());
-        places.push(Keys::new(&Naming { cluster: true, ..plain.clone() }, 0).layout());
+        places.push(Keys::new(&Naming { cluster: true, ..plain }, 0).layout());
         places.dedup();
     }
-    for place in &places {
-        let text = match session.get(place).await {
+    places
+}
+
+/// What each place says: itself, and the shards of the layout there that this one does not have and that are not empty.
+async fn written(engine: &Engine, session: &mut Session) -> Result<Vec<(String, Vec<Keys>)>, LayoutError> {
+    let naming = &engine.naming;
+    let mut written = Vec::new();
+    for (at, place) in places(naming).into_iter().enumerate() {
+        let text = match session.get(&place).await {
             // Where another layout would be written down: an ACL user of this one's keys has never written there.
-            Err(StoreError::Denied { .. }) if *place != places[0] => continue,
+            Err(StoreError::Denied { .. }) if at > 0 => continue,
             answer => answer?,
         };
         let Some(text) = text else { continue };
         let Some(before) = Layout::parse(&text) else {
-            return Err(LayoutError::Newer { key: place.clone(), value: text });
+            return Err(LayoutError::Newer { key: place, value: text });
         };
-        let mut empty = true;
-        for keys in now.leftovers(before, naming) {
+        let mut full = Vec::new();
+        for keys in Layout::of(naming).leftovers(before, naming) {
             // In a Cluster each shard may live on another node.
-            if engine.session(&keys).is_empty(&keys).await? {
-                continue;
-            }
-            empty = false;
-            if !leftovers.iter().any(|known: &Keys| known.lanes() == keys.lanes()) {
-                leftovers.push(keys);
+            if !engine.session(&keys).is_empty(&keys).await? {
+                full.push(keys);
             }
         }
-        if empty && *place != places[0] {
-            session.unlink(place).await?;
-        } else if !empty && *place == places[0] {
-            needed = true;
+        written.push((place, full));
+    }
+    Ok(written)
+}
+
+fn distinct(written: Vec<(String, Vec<Keys>)>) -> Vec<Keys> {
+    let mut leftovers: Vec<Keys> = Vec::new();
+    for keys in written.into_iter().flat_map(|(_, full)| full) {
+        if !leftovers.iter().any(|known| known.lanes() == keys.lanes()) {
+            leftovers.push(keys);
         }
     }
+    leftovers
+}
+
+/// The shards that an earlier layout left behind and that are not empty: jobs, or dead letters. Writes nothing.
+pub async fn leftovers(engine: &Engine) -> Result<Vec<Keys>, LayoutError> {
+    let mut session = engine.session(&Keys::new(&engine.naming, 0));
+    Ok(distinct(written(engine, &mut session).await?))
+}
+
+/// Reads what was written down and writes what holds from now on; answers the shards that are left over and not empty.
+pub async fn settle(engine: &Engine) -> Result<Vec<Keys>, LayoutError> {
+    let naming = &engine.naming;
+    let mut session = engine.session(&Keys::new(naming, 0));
+    let own = session.keys.layout();
+    let written = written(engine, &mut session).await?;
+    for (place, _) in written.iter().filter(|(place, full)| *place != own && full.is_empty()) {
+        session.unlink(place).await?;
+    }
     // What an older layout left is still found by whoever starts next, until it is empty.
-    if !needed && session.get(&places[0]).await?.as_deref() != Some(&now.to_text()) {
-        match session.set(&places[0], &now.to_text()).await {
+    let needed = written.iter().any(|(place, full)| *place == own && !full.is_empty());
+    let now = Layout::of(naming).to_text();
+    if !needed && session.get(&own).await?.as_deref() != Some(&now) {
+        match session.set(&own, &now).await {
             // A full Redis needs workers most of all: the next start writes it down.
             Err(StoreError::OutOfMemory(_)) => {}
             written => written?,
         }
     }
-    Ok(leftovers)
+    Ok(distinct(written))
 }
 
 #[cfg(test)]

@@ -34,7 +34,8 @@ pub struct Settings {
     pub page_delay: Duration,
     /// `COUNT` of the audit's scan.
     pub scan_count: usize,
-    /// A pass ends after this time, and goes on where it stopped.
+    /// A pass ends after this time, and the next goes on where it stopped. Half of it is for fencing, so that many
+    /// dead lanes cannot keep the jobs of those that are fenced already.
     pub pass_budget: Duration,
 }
 
@@ -114,23 +115,10 @@ impl Reaper {
         }
         let expired = self.session.expired(now_ms, LANES).await?;
         self.looks.retain(|lane, _| expired.contains(lane));
-        for lane in expired {
-            if self.session.heartbeat(&lane).await? {
-                self.looks.remove(&lane);
-                continue;
-            }
-            let first = *self.looks.entry(lane.clone()).or_insert(started);
-            if started.duration_since(first) >= SECOND_LOOK
-                && self.may_fence()
-                && self.session.fence(&lane, false, "heartbeat").await? == Fenced::Fenced
-            {
-                tracing::warn!(
-                    worker_id = lane,
-                    reason = "heartbeat",
-                    "Fenced a lane whose heartbeat was gone"
-                );
-                self.looks.remove(&lane);
-                reaped.fenced += 1;
+        for page in expired.chunks(PAGE_COUNT) {
+            self.fence_page(page, started, &mut reaped).await?;
+            if started.elapsed() > self.settings.pass_budget / 2 {
+                break;
             }
         }
         for lane in self.session.reaping(LANES).await? {
@@ -147,6 +135,38 @@ impl Reaper {
         }
         self.audit().await?;
         Ok(reaped)
+    }
+
+    /// Looks at some lanes whose lease has expired, and fences those that were seen dead before.
+    async fn fence_page(
+        &mut self,
+        lanes: &[String],
+        started: Instant,
+        reaped: &mut Reaped,
+    ) -> Result<(), StoreError> {
+        for (lane, alive) in lanes.iter().zip(self.session.heartbeats(lanes).await?) {
+            if alive {
+                self.looks.remove(lane);
+                continue;
+            }
+            let first = *self.looks.entry(lane.clone()).or_insert(started);
+            if started.duration_since(first) < SECOND_LOOK || !self.may_fence() {
+                continue;
+            }
+            if self.session.fence(lane, false, "heartbeat").await? == Fenced::Fenced {
+                tracing::warn!(
+                    worker_id = lane,
+                    reason = "heartbeat",
+                    "Fenced a lane whose heartbeat was gone"
+                );
+                self.looks.remove(lane);
+                reaped.fenced += 1;
+            }
+            if started.elapsed() > self.settings.pass_budget / 2 {
+                break;
+            }
+        }
+        Ok(())
     }
 
     fn may_fence(&self) -> bool {

@@ -326,9 +326,9 @@ impl Lane {
     /// A settlement of a held job, as the protocol decides it. Large ones are named by position.
     pub fn settlement(&mut self, queue: usize, raw: &Bytes, outcome: &Outcome) -> Settlement {
         let at = self.held[queue].iter().position(|held| held == raw).expect("held");
-        let effects = self.decide(queue, raw, outcome).effects;
+        let Decision { verdict, effects } = self.decide(queue, raw, outcome);
         let position = (raw.len() > 4096).then_some(at);
-        Settlement { queue, raw: raw.clone(), position, effects }
+        Settlement { queue, raw: raw.clone(), position, verdict, effects }
     }
 
     /// What the protocol decides for a job.

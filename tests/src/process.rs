@@ -40,6 +40,8 @@ pub struct WorkerOptions {
     pub args: Vec<String>,
     /// Environment overrides of the configuration.
     pub env: Vec<(String, String)>,
+    /// The program that starts it, with its arguments: `unshare`.
+    pub starter: Vec<String>,
     /// Where the process is to die: `after-cycle`, or `after-cycle:3` for the third time it gets there.
     pub failpoint: Option<String>,
 }
@@ -82,6 +84,13 @@ impl WorkerOptions {
         self
     }
 
+    /// Sets the program that starts it, and its arguments.
+    #[must_use]
+    pub fn started_by(mut self, starter: &[&str]) -> Self {
+        self.starter = starter.iter().map(|word| (*word).to_owned()).collect();
+        self
+    }
+
     /// Sets the failpoint.
     #[must_use]
     pub fn failpoint(mut self, failpoint: &str) -> Self {
@@ -104,7 +113,15 @@ impl WorkerOptions {
     }
 
     fn command(&self, dir: &TempDir) -> Command {
-        let mut command = Command::new(binary("worker"));
+        let worker = binary("worker");
+        let mut command = match &self.starter[..] {
+            [] => Command::new(worker),
+            [program, args @ ..] => {
+                let mut command = Command::new(program);
+                command.args(args).arg(worker);
+                command
+            }
+        };
         if !self.role.is_empty() {
             command.arg(format!("--role={}", self.role));
         }

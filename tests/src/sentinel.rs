@@ -27,6 +27,7 @@ struct Watcher {
 /// A group of Redis servers under Sentinel.
 #[derive(Debug)]
 pub struct Sentinel {
+    password: Option<String>,
     watchers: Vec<Watcher>,
     nodes: Vec<RedisServer>,
 }
@@ -37,6 +38,11 @@ impl Sentinel {
 
     /// Starts a master, `replicas` replicas and three Sentinels, and waits until all know of each other.
     pub async fn start(replicas: usize) -> Self {
+        Self::start_with_password(replicas, None).await
+    }
+
+    /// The same, with Sentinels (not servers) that ask for a password.
+    pub async fn start_with_password(replicas: usize, password: Option<&str>) -> Self {
         // A replica must not wait for a second one before its first copy, nor ten seconds between pings.
         let quick = ["repl-diskless-sync-delay 0", "repl-ping-replica-period 1"].map(str::to_owned);
         let options = Options { config: quick.to_vec(), ..Options::default() };
@@ -57,12 +63,12 @@ impl Sentinel {
         }
         let mut watchers = Vec::new();
         for _ in 0..SENTINELS {
-            watchers.push(start_watcher(master_port).await);
+            watchers.push(start_watcher(master_port, password).await);
         }
-        let group = Self { watchers, nodes };
+        let group = Self { password: password.map(str::to_owned), watchers, nodes };
         for watcher in &group.watchers {
             eventually(FAILOVER_TIMEOUT, "a Sentinel to know the group", async || {
-                let state = cli(watcher.port, &["SENTINEL", "MASTER", Self::MASTER]);
+                let state = group.ask(watcher, &["SENTINEL", "MASTER", Self::MASTER]);
                 let replicas_known = field(&state, "num-slaves") == Some(replicas.to_string().as_str());
                 let peers_known = field(&state, "num-other-sentinels") == Some("2");
                 if replicas_known && peers_known { Ok(()) } else { Err(state) }
@@ -70,6 +76,16 @@ impl Sentinel {
             .await;
         }
         group
+    }
+
+    fn ask(&self, watcher: &Watcher, args: &[&str]) -> String {
+        cli(watcher.port, self.password.as_deref(), args)
+    }
+
+    fn master_by(&self, watcher: &Watcher) -> SocketAddr {
+        let reply = self.ask(watcher, &["SENTINEL", "GET-MASTER-ADDR-BY-NAME", Self::MASTER]);
+        let addr = reply.replace('\n', ":");
+        addr.parse().unwrap_or_else(|_| panic!("not an address: {addr:?}"))
     }
 
     /// The Sentinels' addresses.
@@ -84,7 +100,7 @@ impl Sentinel {
 
     /// Who is the master, by the first Sentinel's word.
     pub fn master_addr(&self) -> SocketAddr {
-        master_by(&self.watchers[0])
+        self.master_by(&self.watchers[0])
     }
 
     /// The node that is the master.
@@ -109,13 +125,14 @@ impl Sentinel {
     /// Waits until every Sentinel names the same new master and that node takes writes; returns its address.
     pub async fn wait_failover(&self, old: SocketAddr) -> SocketAddr {
         eventually(FAILOVER_TIMEOUT, "a failover", async || {
-            let masters: Vec<SocketAddr> = self.watchers.iter().map(master_by).collect();
+            let masters: Vec<SocketAddr> =
+                self.watchers.iter().map(|watcher| self.master_by(watcher)).collect();
             let new = masters[0];
             let agreed = new != old && masters.iter().all(|master| *master == new);
             if !agreed {
                 return Err(format!("masters {masters:?}"));
             }
-            let role = cli(new.port(), &["ROLE"]);
+            let role = cli(new.port(), None, &["ROLE"]);
             if role.starts_with("master") { Ok(new) } else { Err(role) }
         })
         .await
@@ -128,13 +145,14 @@ impl Sentinel {
     }
 }
 
-async fn start_watcher(master_port: u16) -> Watcher {
+async fn start_watcher(master_port: u16, password: Option<&str>) -> Watcher {
     loop {
         let dir = scratch_dir("sentinel-");
         let port = free_port();
         let name = Sentinel::MASTER;
+        let password = password.map(|password| format!("requirepass {password}\n")).unwrap_or_default();
         let config = format!(
-            "port {port}\nbind 127.0.0.1\n\
+            "{password}port {port}\nbind 127.0.0.1\n\
              sentinel monitor {name} 127.0.0.1 {master_port} 2\n\
              sentinel down-after-milliseconds {name} 1000\n\
              sentinel failover-timeout {name} 3000\n"
@@ -154,15 +172,10 @@ fn assert_port_clash(log: &Path) {
     assert!(log.contains("Address already in use"), "redis-sentinel did not start:\n{log}");
 }
 
-fn master_by(watcher: &Watcher) -> SocketAddr {
-    let reply = cli(watcher.port, &["SENTINEL", "GET-MASTER-ADDR-BY-NAME", Sentinel::MASTER]);
-    let addr = reply.replace('\n', ":");
-    addr.parse().unwrap_or_else(|_| panic!("not an address: {addr:?}"))
-}
-
 /// redis-cli against a bare port: Sentinels are no [`RedisServer`]s.
-fn cli(port: u16, args: &[&str]) -> String {
+fn cli(port: u16, password: Option<&str>, args: &[&str]) -> String {
     let output = std::process::Command::new("redis-cli")
+        .envs(password.map(|password| ("REDISCLI_AUTH", password)))
         .args(["-p", &port.to_string()])
         .args(args)
         .output()

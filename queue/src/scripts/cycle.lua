@@ -4,11 +4,11 @@
 --         then five a queue: queue, suspects, held, parked, parked suspects; then destinations of effects
 -- ARGV[1] token  [2] seq  [3] digest of the suspect that runs alone, or ""  [4] quiet word acknowledged  [5] room (free slots)
 --     [6] byte budget of the reply  [7] consuming side: R or L  [8] completed_max  [9] busy ms to count
---     [10] failed to count  [11] number of queues
+--     [10] number of queues
 --     then a queue: limit (at most this many, 0 = leave alone), suspects limit, parked, parked suspects,
 --       expected length of held. Parked: "-" leave, "1" adopt the one entry we know, "0" adopt and tell, "r" release
 --     then the number of settlements, by position first; each: queue, "p" position length head | "b" bytes "" "",
---       number of effects, the effects
+--       the counter it belongs to once it took place (done, failed, "" = none), number of effects, the effects
 --     then a queue: number of done, their bytes; or its negative, the bytes of the first and of the last: they are
 --       the head of held
 -- Returns {"LOST"} | {"STALE"} | {"OK", seconds, microseconds, paused, quiet, replayed, statuses,
@@ -20,7 +20,7 @@ local lease = redis.call('HMGET', record, 'token', 'seq', 'statuses', 'tails')
 if lease[1] ~= ARGV[1] then return { 'LOST' } end
 local now = redis.call('TIME')
 local paused, quiet = redis.call('EXISTS', KEYS[2]), redis.call('GET', KEYS[3]) or ''
-local seq, last, queues = tonumber(ARGV[2]), tonumber(lease[2] or '0'), tonumber(ARGV[11])
+local seq, last, queues = tonumber(ARGV[2]), tonumber(lease[2] or '0'), tonumber(ARGV[10])
 local function key_of(queue, which) return KEYS[5 + 5 * (queue - 1) + which] end
 local QUEUE, SUSPECTS, HELD, PARKED, PARKED_SUSPECTS = 1, 2, 3, 4, 5
 
@@ -40,7 +40,9 @@ end
 -- Under maxmemory only the first write of a script is refused, and never a removal: this one opens the way.
 redis.call('HDEL', record, '')
 
-local errors, statuses, at = {}, {}, 12
+local errors, statuses, at = {}, {}, 11
+-- Counted here and not by the caller: what is refused is said again, and must not count twice.
+local counted = { done = 0, failed = 0 }
 -- broken: the queues whose held list is none. They are left alone, the others are served.
 local limits, whole, broken, tails, reserved = {}, {}, {}, {}, {}
 
@@ -95,9 +97,9 @@ local function bury()
 end
 for s = 1, count do
   local queue, by, a, b, c = tonumber(ARGV[at]), ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4]
-  local effects = tonumber(ARGV[at + 5])
+  local counter, effects = ARGV[at + 5], tonumber(ARGV[at + 6])
   local held, status = key_of(queue, HELD), '1'
-  at = at + 6
+  at = at + 7
   local found
   if broken[queue] then
     found = false
@@ -124,12 +126,13 @@ for s = 1, count do
       redis.call('LREM', held, 1, a)
     end
   end
+  if status == '1' and counter ~= '' then counted[counter] = counted[counter] + 1 end
   statuses[#statuses + 1] = status
   at = at + 4 * effects
 end
 bury()
 
-local keep, done_count = tonumber(ARGV[8]), 0
+local keep = tonumber(ARGV[8])
 for queue = 1, queues do
   local done, held = tonumber(ARGV[at]), key_of(queue, HELD)
   local at_head, given = done < 0, done < 0 and 2 or done
@@ -157,7 +160,7 @@ for queue = 1, queues do
         end
         count = #kept
       end
-      done_count = done_count + count
+      counted.done = counted.done + count
       if keep ~= 0 and count > 0 then
         for page = 1, count, 500 do
           redis.pcall('LPUSH', KEYS[5], unpack(kept, page, math.min(page + 499, count)))
@@ -235,7 +238,8 @@ local said = table.concat(statuses)
 redis.call('HSET', record, 'seq', ARGV[2], 'statuses', said, 'tails', table.concat(tails, ','),
   'alone', ARGV[3], 'quiet', ARGV[4], 'held', held_count)
 if reserved_count > 0 then redis.pcall('HINCRBY', KEYS[4], 'reserved', reserved_count) end
-if done_count > 0 then redis.pcall('HINCRBY', KEYS[4], 'done', done_count) end
-if ARGV[10] ~= '0' then redis.pcall('HINCRBY', KEYS[4], 'failed', ARGV[10]) end
+for counter, count in pairs(counted) do
+  if count > 0 then redis.pcall('HINCRBY', KEYS[4], counter, count) end
+end
 if ARGV[9] ~= '0' then redis.pcall('HINCRBY', KEYS[4], 'busy_ms', ARGV[9]) end
 return { 'OK', now[1], now[2], paused, quiet, 0, said, reserved, errors }

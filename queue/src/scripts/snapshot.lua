@@ -1,20 +1,66 @@
--- What one look at the queues shows; reads only, bounded by the number of queues.
+-- What one look at the queues shows; reads only, bounded by the number of queues and of lanes.
+-- A key that cannot be read counts as empty and is named: one bad key must not hide all other figures.
 -- KEYS[1] counters  [2] dead letters  [3] completed  [4] registry  [5] reaping  [6] paused
 --         then three a queue: queue, suspects, delayed
 -- ARGV[1] consuming side: R or L  [2] at most this many bytes of the oldest entry
--- Returns {seconds, microseconds, counters, dead, completed, lanes, reaping, paused,
---       {a queue: waiting, suspects, delayed, due, oldest entry}}
+--     [3] what a lane's record is called, without the lane  [4] at most this many lanes of each registry
+-- Returns {seconds, microseconds, counters, dead, completed, lanes, reaping, jobs held by lanes, paused,
+--       {a queue: waiting, suspects, delayed, due, oldest entry, {{key, reason}...}}, {{key, reason}...}}
 local now = redis.call('TIME')
 local ms = now[1] * 1000 + math.floor(now[2] / 1000)
-local queues = {}
+local KINDS = { LLEN = 'list', LINDEX = 'list', ZCARD = 'zset', ZCOUNT = 'zset', ZRANGE = 'zset', HGETALL = 'hash',
+  HGET = 'hash', HMGET = 'hash' }
+
+local function read(unfit, otherwise, command, key, ...)
+  local answer = redis.pcall(command, key, ...)
+  if type(answer) ~= 'table' or not answer.err then return answer end
+  local kind = redis.pcall('TYPE', key)
+  local reason = answer.err
+  if kind.ok and kind.ok ~= KINDS[command] then
+    reason = 'WRONGTYPE holds a ' .. kind.ok .. ', must be a ' .. KINDS[command]
+  end
+  -- Two commands may stumble over one key.
+  if #unfit == 0 or unfit[#unfit][1] ~= key then unfit[#unfit + 1] = { key, reason } end
+  return otherwise
+end
+
+local queues, unfit = {}, {}
 for at = 7, #KEYS, 3 do
-  local oldest = redis.call('LINDEX', KEYS[at], ARGV[1] == 'R' and -1 or 0)
+  local bad = {}
+  local waiting = read(bad, 0, 'LLEN', KEYS[at])
+  local oldest = read(bad, false, 'LINDEX', KEYS[at], ARGV[1] == 'R' and -1 or 0)
   queues[#queues + 1] = {
-    redis.call('LLEN', KEYS[at]), redis.call('LLEN', KEYS[at + 1]), redis.call('ZCARD', KEYS[at + 2]),
-    redis.call('ZCOUNT', KEYS[at + 2], '-inf', ms), oldest and string.sub(oldest, 1, tonumber(ARGV[2])) or '',
+    waiting, read(bad, 0, 'LLEN', KEYS[at + 1]), read(bad, 0, 'ZCARD', KEYS[at + 2]),
+    read(bad, 0, 'ZCOUNT', KEYS[at + 2], '-inf', ms), oldest and string.sub(oldest, 1, tonumber(ARGV[2])) or '', bad,
   }
 end
+
+-- Records and lists of lanes are not declared, because who they are is read here. They are all of this shard's slot.
+-- What a registered lane holds stands in its record, since its cycles alone change it; what its parked fetches bring
+-- does not. Most parked lists are empty, so they are asked about by the hundred: a lane costs Redis one command.
+local in_flight, parked = 0, {}
+for _, lane in ipairs(read(unfit, {}, 'ZRANGE', KEYS[4], 0, ARGV[4] - 1)) do
+  local record = read(unfit, {}, 'HMGET', ARGV[3] .. lane, 'held', 'parked')
+  in_flight = in_flight + tonumber(record[1] or '0')
+  for list in string.gmatch(record[2] or '', '[^\n]+') do parked[#parked + 1] = list end
+end
+local function add(lists)
+  for _, list in ipairs(lists) do in_flight = in_flight + read(unfit, 0, 'LLEN', list) end
+end
+for at = 1, #parked, 100 do
+  local page = { unpack(parked, at, math.min(at + 99, #parked)) }
+  if redis.pcall('EXISTS', unpack(page)) ~= 0 then add(page) end
+end
+-- A fenced lane is emptied by others: its lists are counted.
+for _, lane in ipairs(read(unfit, {}, 'ZRANGE', KEYS[5], 0, ARGV[4] - 1)) do
+  local lists = {}
+  for list in string.gmatch(read(unfit, false, 'HGET', ARGV[3] .. lane, 'keys') or '', '[^\n]+') do
+    lists[#lists + 1] = list
+  end
+  add(lists)
+end
 return {
-  now[1], now[2], redis.call('HGETALL', KEYS[1]), redis.call('LLEN', KEYS[2]), redis.call('LLEN', KEYS[3]),
-  redis.call('ZCARD', KEYS[4]), redis.call('ZCARD', KEYS[5]), redis.call('EXISTS', KEYS[6]), queues,
+  now[1], now[2], read(unfit, {}, 'HGETALL', KEYS[1]), read(unfit, 0, 'LLEN', KEYS[2]),
+  read(unfit, 0, 'LLEN', KEYS[3]), read(unfit, 0, 'ZCARD', KEYS[4]), read(unfit, 0, 'ZCARD', KEYS[5]), in_flight,
+  redis.call('EXISTS', KEYS[6]), queues, unfit,
 }

@@ -3,7 +3,7 @@ use bytes::Bytes;
 use redis::Value;
 
 use super::{CYCLE, Call, PAGE_BYTES, Session, StoreError, bytes, list, number, text, unexpected};
-use crate::effects::{Effect, Side};
+use crate::effects::{Effect, Side, Verdict};
 use crate::keys::LaneLists;
 
 /// What to do with a parked fetch's list.
@@ -61,8 +61,21 @@ pub struct Settlement {
     pub raw: Bytes,
     /// Large jobs are named by their place in the held list: sending them back would halve the throughput.
     pub position: Option<usize>,
+    /// What it is counted as, once it took place.
+    pub verdict: Verdict,
     /// What becomes of it.
     pub effects: Vec<Effect>,
+}
+
+impl Settlement {
+    /// The counter it belongs to. What goes back for no fault of its own (released, suspected) is neither.
+    const fn counter(&self) -> &'static str {
+        match self.verdict {
+            Verdict::Done | Verdict::Discarded => "done",
+            Verdict::Retried | Verdict::Dead(_) => "failed",
+            Verdict::Released | Verdict::Suspected => "",
+        }
+    }
 }
 
 /// One call. It can be repeated as it is: an equal `seq` changes nothing and says again what happened.
@@ -76,10 +89,8 @@ pub struct Cycle {
     pub quiet: String,
     /// Free slots.
     pub room: usize,
-    /// Time the handlers spent on what is settled here.
+    /// Time the handlers spent on what is settled here for the first time.
     pub busy_ms: u64,
-    /// How many of the settlements are failures.
-    pub failed: usize,
     /// One a queue, in order.
     pub queues: Vec<QueueAsk>,
     /// Those with a position first.
@@ -102,6 +113,18 @@ pub enum Status {
     Refused,
 }
 
+impl Status {
+    /// As the scripts write them, one letter each.
+    pub(super) fn all(letters: &[u8]) -> Vec<Self> {
+        let status = |letter: &u8| match letter {
+            b'1' => Self::Settled,
+            b'e' => Self::Refused,
+            _ => Self::NotHeld,
+        };
+        letters.iter().map(status).collect()
+    }
+}
+
 /// What a queue gave.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Returned {
@@ -111,13 +134,29 @@ pub struct Returned {
     pub jobs: Vec<Bytes>,
 }
 
-/// A destination that refused a job.
+/// A key that refused a job, or cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
     /// The key.
     pub key: String,
     /// Why.
     pub reason: String,
+}
+
+impl Refusal {
+    /// As the scripts write it: the key and the reason, the last two of a list.
+    pub(super) fn read(value: Value) -> Result<Self, StoreError> {
+        let mut parts = list(value)?;
+        let mut last = || parts.pop().map(text).unwrap_or_default();
+        let (reason, key) = (last(), last());
+        Ok(Self { key, reason })
+    }
+}
+
+impl From<Refusal> for StoreError {
+    fn from(Refusal { key, reason }: Refusal) -> Self {
+        Self::Unfit { key, reason }
+    }
 }
 
 /// What a cycle answered.
@@ -153,7 +192,7 @@ impl Session {
             Some(max) => call.arg(max),
             None => call.arg(-1),
         };
-        call.arg(cycle.busy_ms).arg(cycle.failed).arg(cycle.queues.len());
+        call.arg(cycle.busy_ms).arg(cycle.queues.len());
         for queue in &cycle.queues {
             call.arg(queue.limit).arg(queue.suspects).arg(queue.parked.word());
             call.arg(queue.parked_suspects.word()).arg(queue.expected);
@@ -168,6 +207,7 @@ impl Session {
                 }
                 None => call.arg("b").arg(&settlement.raw[..]).arg("").arg(""),
             };
+            call.arg(settlement.counter());
             call.effects(&settlement.effects, &lane.counters);
         }
         for queue in &cycle.queues {
@@ -217,23 +257,13 @@ impl Session {
             let whole = jobs.next().is_some_and(|flag| flag == "1");
             Ok(Returned { whole, jobs: jobs.collect() })
         };
-        let refusal = |value: Value| {
-            let mut parts = list(value)?.into_iter().skip(1);
-            let mut part = || text(parts.next().unwrap_or(Value::Nil));
-            Ok(Refusal { key: part(), reason: part() })
-        };
-        let status = |letter: &u8| match letter {
-            b'1' => Status::Settled,
-            b'e' => Status::Refused,
-            _ => Status::NotHeld,
-        };
         Ok(Some(Cycled {
             paused,
             quiet,
             replayed,
-            statuses: statuses.iter().map(status).collect(),
+            statuses: Status::all(&statuses),
             queues: queues.into_iter().map(returned).collect::<Result<_, StoreError>>()?,
-            refusals: errors.into_iter().map(refusal).collect::<Result<_, StoreError>>()?,
+            refusals: errors.into_iter().map(Refusal::read).collect::<Result<_, StoreError>>()?,
         }))
     }
 }

@@ -9,11 +9,17 @@ use super::{
     TURN, bytes, list, number, text, unexpected,
 };
 use crate::effects::{Effect, Side};
+use crate::job;
 use crate::keys::Keys;
 
 /// An enqueue call that was not answered may be repeated for this long, through any outage, without adding
 /// its jobs again. Answered calls leave no mark: see `enqueue.lua`.
 const REPEATABLE: Duration = Duration::from_secs(24 * 3600);
+
+/// So much of the oldest job is shown: all of it, as a rule. Enough to find its time of creation in.
+const OLDEST_BYTES: usize = 64 * 1024;
+/// So many lanes of each registry are added up by a snapshot: 1,000 take Redis about 9 ms.
+const SNAPSHOT_LANES: usize = 1000;
 
 /// A job to be enqueued.
 #[derive(Debug, Clone)]
@@ -88,10 +94,15 @@ pub struct Snapshot {
     pub lanes: u64,
     /// Fenced lanes.
     pub reaping: u64,
+    /// Jobs held by lanes, the fenced ones too: those that run, and those that are parked or on their way back.
+    /// Of the same instant as `waiting`, so a job that is being reserved stands in exactly one of them.
+    pub in_flight: u64,
     /// Nobody reserves.
     pub paused: bool,
     /// One a queue.
     pub queues: Vec<QueueSnapshot>,
+    /// Keys beside the queues' that cannot be read: what they hold counts as nothing.
+    pub unfit: Vec<Refusal>,
 }
 
 /// What one look at one queue shows.
@@ -105,8 +116,19 @@ pub struct QueueSnapshot {
     pub delayed: u64,
     /// Of those, due.
     pub due: u64,
-    /// The next to be reserved; its first 4 KiB.
+    /// The next to be reserved; its first 64 KiB.
     pub oldest: Bytes,
+    /// Keys of it that cannot be read: what they hold counts as nothing.
+    pub unfit: Vec<Refusal>,
+}
+
+impl QueueSnapshot {
+    /// How long the next job has waited at `now_ms`, by what it says of itself.
+    pub fn oldest_age(&self, now_ms: u64) -> Option<Duration> {
+        let made: jiff::Timestamp = job::creation_time(&self.oldest)?.parse().ok()?;
+        let made_ms = u64::try_from(made.as_millisecond()).ok()?;
+        Some(Duration::from_millis(now_ms.saturating_sub(made_ms)))
+    }
 }
 
 impl Session {
@@ -130,7 +152,7 @@ impl Session {
         let mut reply = list(self.eval(&ENQUEUE, &call).await?)?.into_iter();
         let statuses = reply.next().map(bytes).unwrap_or_default();
         if let Some(unfit) = reply.next() {
-            return Err(refusal(unfit));
+            return Err(Refusal::read(unfit)?.into());
         }
         self.replicated().await?;
         self.answered = Some(mark);
@@ -231,21 +253,10 @@ impl Session {
         let statuses = reply.next().map(bytes).unwrap_or_default();
         let errors = reply.next().map(list).transpose()?.unwrap_or_default();
         for error in errors {
-            let mut parts = list(error)?.into_iter().skip(1);
-            let mut part = || text(parts.next().unwrap_or(Value::Nil));
-            let refusal = Refusal { key: part(), reason: part() };
-            tracing::error!(
-                key = refusal.key,
-                reason = refusal.reason,
-                "Could not move a job, it stays where it was"
-            );
+            let Refusal { key, reason } = Refusal::read(error)?;
+            tracing::error!(key, reason, "Could not move a job, it stays where it was");
         }
-        let status = |letter: &u8| match letter {
-            b'1' => Status::Settled,
-            b'e' => Status::Refused,
-            _ => Status::NotHeld,
-        };
-        Ok(Some(statuses.iter().map(status).collect()))
+        Ok(Some(Status::all(&statuses)))
     }
 
     /// Turns a page of a list from its tail: answers how many entries were still the expected ones.
@@ -266,7 +277,7 @@ impl Session {
         let mut reply = list(self.eval(&TURN, &call).await?)?.into_iter();
         let turned = reply.next().as_ref().and_then(number).unwrap_or(0);
         match reply.next() {
-            Some(unfit) if turned == 0 => Err(refusal(unfit)),
+            Some(unfit) if turned == 0 => Err(Refusal::read(unfit)?.into()),
             _ => Ok(usize::try_from(turned).unwrap_or(0)),
         }
     }
@@ -277,7 +288,7 @@ impl Session {
         number(&self.eval(&PURGE, &call).await?).ok_or_else(|| unexpected("purge"))
     }
 
-    /// One look at the queues.
+    /// One look at the queues, of one instant. A key that cannot be read does not hide the others: it is named.
     pub async fn snapshot(&mut self, side: Side) -> Result<Snapshot, StoreError> {
         let mut keys = vec![
             self.keys.counters(),
@@ -291,12 +302,14 @@ impl Session {
             keys.extend([queue.queue.clone(), queue.suspects.clone(), queue.delayed.clone()]);
         }
         let mut call = Call::new(keys);
-        call.arg(side.letter()).arg(4096);
+        call.arg(side.letter()).arg(OLDEST_BYTES).arg(self.keys.record("")).arg(SNAPSHOT_LANES);
         let reply = list(self.eval(&SNAPSHOT, &call).await?)?;
-        let [seconds, micros, counters, dead, completed, lanes, reaping, paused, queues] = reply.as_slice()
+        let [seconds, micros, counters, dead, completed, lanes, reaping, in_flight, paused, queues, unfit] =
+            reply.as_slice()
         else {
             return Err(unexpected("snapshot"));
         };
+        let refusals = |value: Value| list(value)?.into_iter().map(Refusal::read).collect::<Result<_, _>>();
         let mut counted = Vec::new();
         let mut fields = list(counters.clone())?.into_iter();
         while let (Some(name), Some(value)) = (fields.next(), fields.next()) {
@@ -312,6 +325,7 @@ impl Session {
                 delayed,
                 due,
                 oldest: parts.next().map(bytes).unwrap_or_default(),
+                unfit: parts.next().map(refusals).transpose()?.unwrap_or_default(),
             })
         };
         let count = |value: &Value| number(value).unwrap_or(0);
@@ -322,8 +336,10 @@ impl Session {
             completed: count(completed),
             lanes: count(lanes),
             reaping: count(reaping),
+            in_flight: count(in_flight),
             paused: count(paused) == 1,
             queues: list(queues.clone())?.into_iter().map(queue).collect::<Result<_, StoreError>>()?,
+            unfit: refusals(unfit.clone())?,
         };
         self.saw_time(seconds, micros);
         Ok(snapshot)
@@ -376,9 +392,10 @@ impl Session {
         Ok((value != Value::Nil).then(|| text(value)))
     }
 
-    /// Whether a shard holds no job that somebody would still have to run.
+    /// Whether a shard holds no job that somebody would still have to run, and no dead letter that somebody may
+    /// want to look at or to requeue.
     pub async fn is_empty(&mut self, shard: &Keys) -> Result<bool, StoreError> {
-        let mut keys = vec![shard.lanes(), shard.reaping()];
+        let mut keys = vec![shard.lanes(), shard.reaping(), shard.dead_letters()];
         keys.extend(
             shard.queues.iter().flat_map(|queue| [&queue.queue, &queue.suspects, &queue.delayed]).cloned(),
         );
@@ -508,9 +525,4 @@ impl Session {
         set.arg("SET").arg(key).arg(value);
         self.query(&set).await.map(drop)
     }
-}
-
-fn refusal(unfit: Value) -> StoreError {
-    let mut parts = list(unfit).unwrap_or_default().into_iter().map(text);
-    StoreError::Unfit { key: parts.next().unwrap_or_default(), reason: parts.next().unwrap_or_default() }
 }

@@ -109,6 +109,8 @@ impl Session {
         call.arg(&id).arg(&token).arg(who.ttl_ms);
         call.arg("process").arg(&who.process).arg("pod").arg(&who.pod_uid);
         call.arg("jobqueue").arg(&who.jobqueue_uid).arg("start").arg(who.started_ms);
+        let parked = lists.iter().flat_map(|lists| [lists.parked.as_str(), &lists.parked_suspects]);
+        call.arg("keys").arg(joined(&recorded)).arg("parked").arg(parked.collect::<Vec<_>>().join("\n"));
         let recorded = serde_json::to_string(&recorded).map_err(|error| unexpected(&error.to_string()))?;
         call.arg("lists").arg(recorded);
         let reply = list(self.eval(&REGISTER, &call).await?)?;
@@ -206,8 +208,9 @@ impl Session {
     pub async fn orphan(&mut self, lane: &str, lists: &[RecordedLists]) -> Result<bool, StoreError> {
         let mut call =
             Call::new(vec![self.keys.record(lane), self.keys.heartbeat(lane), self.keys.reaping()]);
+        let joined = joined(lists);
         let lists = serde_json::to_string(lists).map_err(|error| unexpected(&error.to_string()))?;
-        call.arg(lane).arg(lists);
+        call.arg(lane).arg(lists).arg(joined);
         Ok(number(&self.eval(&ORPHAN, &call).await?) == Some(1))
     }
 
@@ -297,12 +300,29 @@ impl Session {
         Ok(list(self.query(&get).await?)?.into_iter().map(text).collect())
     }
 
+    /// Which of a page of lanes have a heartbeat that stands, in one round trip.
+    pub async fn heartbeats(&mut self, lanes: &[String]) -> Result<Vec<bool>, StoreError> {
+        let left = |lane: &String| {
+            let mut left = Cmd::new();
+            left.arg("PTTL").arg(self.keys.heartbeat(lane));
+            left
+        };
+        let commands = lanes.iter().map(left).collect();
+        Ok(self.query_all(commands).await?.iter().map(stands).collect())
+    }
+
     /// Whether a lane's heartbeat stands (one without a TTL does not count).
     pub async fn heartbeat(&mut self, lane: &str) -> Result<bool, StoreError> {
         let mut get = Cmd::new();
         get.arg("PTTL").arg(self.keys.heartbeat(lane));
         Ok(stands(&self.query(&get).await?))
     }
+}
+
+/// The lists of a lane for a script to read, which reads no JSON.
+fn joined(lists: &[RecordedLists]) -> String {
+    let all: Vec<&str> = lists.iter().flat_map(|queue| &queue.lists).map(String::as_str).collect();
+    all.join("\n")
 }
 
 fn stands(left: &Value) -> bool {

@@ -308,6 +308,22 @@ mod sentinel {
     }
 
     #[tokio::test]
+    async fn a_sentinel_that_asks_for_a_password_gets_its_own() {
+        let group = Sentinel::start_with_password(0, Some("s3ntinel")).await;
+        let addrs: Vec<String> = group.addrs().iter().map(ToString::to_string).collect();
+        let with = |password: &str| {
+            let sentinel = json!({ "master": Sentinel::MASTER, "addrs": addrs, "password": password });
+            session(&json!({ "sentinel": sentinel }))
+        };
+        works(with("s3ntinel")).await;
+        for wrong in ["", "wrong"] {
+            let error = fails(with(wrong)).await;
+            assert!(error.to_string().contains("check redis.sentinel.username and"), "{wrong:?}: {error}");
+            assert!(!error.is_permanent(), "another Sentinel may know us");
+        }
+    }
+
+    #[tokio::test]
     async fn a_master_that_no_sentinel_knows_is_named() {
         // A Redis that is no Sentinel does not know the command either.
         let addr = shared_server().await.addr().to_string();

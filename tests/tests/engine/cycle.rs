@@ -127,7 +127,6 @@ mod reserving {
         let mut cycle = lane.asking(2);
         cycle.queues[1].done.push(job("a"));
         cycle.settlements.push(lane.settlement(1, &job("b"), &failure()));
-        cycle.failed = 1;
         cycle.busy_ms = 7;
         let cycled = lane.cycle(&cycle).await;
         assert_eq!(cycled.statuses, [Status::Settled; 2]);
@@ -488,6 +487,41 @@ mod settling {
         assert_eq!(lane.held[0], [big("L2")]);
         assert_eq!(lane.settle(0, &big("L2"), &DONE).await.statuses, [Status::Settled]);
         bench.assert_conserved(&["L1", "L2", "L3", "L4", "s1", "s2", "s3"]).await;
+    }
+
+    async fn counted(bench: &Bench) -> std::collections::BTreeMap<String, u64> {
+        bench.session().snapshot(CONSUMING).await.unwrap().counters.into_iter().collect()
+    }
+
+    #[tokio::test]
+    async fn a_large_job_counts_as_done_like_any_other() {
+        let mut bench = Bench::new().await;
+        bench.push(&bench.high().queue, &[large_job("X", 9000), job("y")]).await;
+        let mut lane = bench.lane().await;
+        for raw in lane.reserve(2).await {
+            lane.settle(0, &raw, &Outcome::Done).await;
+        }
+        assert_eq!(counted(&bench).await["done"], 2);
+    }
+
+    #[tokio::test]
+    async fn what_is_refused_and_said_again_counts_once() {
+        let mut bench = Bench::new().await;
+        bench.push(&bench.high().queue, &[job("a"), large_job("B", 9000)]).await;
+        let mut lane = bench.lane().await;
+        let jobs = lane.reserve(2).await;
+        bench.redis.set::<_, _, ()>(&bench.high().dead_letters, "oops").await.unwrap();
+        for raw in &jobs {
+            for _ in 0..3 {
+                assert_eq!(lane.settle(0, raw, &kill()).await.statuses, [Status::Refused]);
+            }
+        }
+        assert_eq!(counted(&bench).await.get("failed"), None);
+        bench.redis.del::<_, ()>(&bench.high().dead_letters).await.unwrap();
+        for raw in &jobs {
+            assert_eq!(lane.settle(0, raw, &kill()).await.statuses, [Status::Settled]);
+        }
+        assert_eq!(counted(&bench).await["failed"], 2);
     }
 
     #[tokio::test]

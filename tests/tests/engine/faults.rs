@@ -15,7 +15,7 @@ use e2e::engine::{
 };
 use e2e::proxy::Rule;
 use e2e::{Fault, Options, Proxy, RedisServer, eventually};
-use jobqueue::effects::{Effect, Side};
+use jobqueue::effects::{Effect, Side, Verdict};
 use jobqueue::outcome::Outcome;
 use jobqueue::promoter;
 use jobqueue::reaper::Reaped;
@@ -206,7 +206,8 @@ mod wrong_types {
             Effect::Push { key: unfit.clone(), side: Side::Left, bytes: job("a") },
         ];
         let mut cycle = lane.next();
-        cycle.settlements.push(Settlement { queue: 0, raw: job("a"), position: None, effects });
+        let verdict = Verdict::Done;
+        cycle.settlements.push(Settlement { queue: 0, raw: job("a"), position: None, verdict, effects });
         let cycled = lane.cycle(&cycle).await;
         assert_eq!(
             (cycled.statuses.as_slice(), refused_keys(&cycled)),
@@ -739,9 +740,18 @@ mod moods_of_redis {
         bench.assert_conserved(&["a", "b"]).await;
     }
 
+    /// How many scripts the server has been told to run.
+    async fn scripts_run(bench: &mut Bench) -> u64 {
+        let mut info = redis::cmd("INFO");
+        let stats: String = info.arg("commandstats").query_async(&mut bench.redis).await.unwrap();
+        let calls = stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
+        calls.and_then(|calls| calls.split(',').next()).map_or(0, |calls| calls.parse().unwrap())
+    }
+
     #[tokio::test]
     async fn a_late_command_of_an_old_connection_changes_nothing() {
-        let server = shared_server().await;
+        // A server of its own, so that the late command can be seen to arrive.
+        let server = &RedisServer::start(Options::default()).await;
         let proxy = Proxy::start(server.addr()).await;
         let quick = json!({ "redis": { "read_timeout": "100ms" } });
         let mut bench = Bench::through(server, proxy.addr(), quick).await;
@@ -754,8 +764,9 @@ mod moods_of_redis {
         assert!(matches!(lane.say(&cycle).await, Err(StoreError::Lost(_))));
         assert_eq!(ids(&lane.cycle(&cycle).await.queues[0].jobs), ["a"]);
         assert_eq!(ids(&lane.reserve(1).await), ["b"]);
+        let before = scripts_run(&mut bench).await;
         held.release();
-        tokio::time::sleep(SHORT).await;
+        eventually(SOON, "the late command", async || scripts_run(&mut bench).await > before).await;
         assert_eq!(bench.ids(&lane.handle.lists[0].held).await, ["a", "b"]);
         assert_eq!(ids(&lane.reserve(9).await), ["c"]);
     }

@@ -10,8 +10,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use e2e::engine::{Bench, CONSUMING, enqueue, ids, job, large_job};
 use jobqueue::promoter;
-use jobqueue::store::{Enqueue, PageKind, StoreError, Turn};
+use jobqueue::store::{Enqueue, PageKind, RecordedLists, Refusal, StoreError, Turn};
 use redis::AsyncCommands as _;
+use serde_json::json;
 
 mod enqueueing {
     use super::*;
@@ -216,7 +217,7 @@ mod looking {
         let mut bench = Bench::new().await;
         let mut session = bench.session();
         let high = bench.high();
-        let old = large_job("oldest", 9000);
+        let old = large_job("oldest", 90_000);
         bench.push(&high.queue, &[old.clone(), job("b")]).await;
         bench.push(&high.suspects, &[job("c")]).await;
         bench.push(&high.dead_letters, &[job("d")]).await;
@@ -232,9 +233,86 @@ mod looking {
         );
         let queue = &snapshot.queues[0];
         assert_eq!((queue.waiting, queue.suspects, queue.delayed, queue.due), (2, 1, 2, 1));
-        assert_eq!(queue.oldest, old.slice(..4096));
+        assert_eq!(queue.oldest, old.slice(..65_536));
         assert!(snapshot.now_ms.abs_diff(session.now_ms()) < 5000);
         assert_eq!(snapshot.queues[1], jobqueue::store::QueueSnapshot::default());
+        assert_eq!(snapshot.unfit, []);
+    }
+
+    #[tokio::test]
+    async fn the_age_of_a_job_of_any_size_is_known() {
+        let made = "2026-01-01T00:00:00Z";
+        let job = |size: usize| {
+            let job = json!({ "id": "a", "creation_time": made, "filling": "x".repeat(size) });
+            Bytes::from(job.to_string())
+        };
+        for size in [0, 4096, 65_536, 900_000] {
+            let mut bench = Bench::new().await;
+            bench.push(&bench.high().queue, &[job(size)]).await;
+            let snapshot = bench.session().snapshot(CONSUMING).await.unwrap();
+            let now_ms = 1_767_225_660_000; // a minute later
+            assert_eq!(snapshot.queues[0].oldest_age(now_ms), Some(Duration::from_secs(60)), "{size}");
+            assert_eq!(snapshot.queues[1].oldest_age(now_ms), None);
+        }
+    }
+
+    #[tokio::test]
+    async fn what_lanes_hold_is_in_flight_wherever_it_stands() {
+        let mut bench = Bench::new().await;
+        bench.push(&bench.high().queue, &["a", "b", "c", "d", "e"].map(job)).await;
+        bench.push(&bench.low().queue, &["f", "g"].map(job)).await;
+        let in_flight = async |bench: &Bench| {
+            let snapshot = bench.session().snapshot(CONSUMING).await.unwrap();
+            (snapshot.in_flight, snapshot.queues.iter().map(|queue| queue.waiting).sum::<u64>())
+        };
+        let (mut one, two) = (bench.lane().await, bench.lane().await);
+        assert_eq!(in_flight(&bench).await, (0, 7));
+        one.reserve(3).await;
+        let parked = &two.handle.lists[1].parked;
+        let park = bench.session().park(&bench.low().queue, parked, CONSUMING, Duration::from_secs(5)).await;
+        assert!(park.unwrap().is_some());
+        assert_eq!(in_flight(&bench).await, (4, 3), "three held by one lane, one parked by the other");
+        bench.session().fence(&one.handle.id, true, "evicted").await.unwrap();
+        assert_eq!(in_flight(&bench).await, (4, 3), "on their way back");
+        // A list that no record names, once somebody has taken charge of it.
+        let orphan = bench.keys.lists("host-9-9")[0].held.clone();
+        bench.push(&orphan, &[job("h")]).await;
+        let named = RecordedLists { name: "high".into(), queue: String::new(), lists: vec![orphan] };
+        assert!(bench.session().orphan("host-9-9", &[named]).await.unwrap());
+        assert_eq!(in_flight(&bench).await, (5, 3));
+        bench.reaper(Duration::ZERO).pass().await.unwrap();
+        assert_eq!(in_flight(&bench).await.0, 1, "the parked one");
+    }
+
+    #[tokio::test]
+    async fn a_key_that_cannot_be_read_is_named_and_hides_no_other_figure() {
+        let mut bench = Bench::new().await;
+        let (high, low) = (bench.high(), bench.low());
+        bench.push(&low.queue, &["a", "b"].map(job)).await;
+        let mut lane = bench.lane().await;
+        lane.reserve(1).await;
+        let mut broken = vec![high.queue.clone(), high.suspects.clone(), high.delayed.clone()];
+        let shared = [bench.keys.dead_letters(), bench.keys.completed(), bench.keys.counters()];
+        broken.extend(shared.clone());
+        for key in &broken {
+            bench.redis.del::<_, ()>(key).await.unwrap();
+            bench.redis.set::<_, _, ()>(key, "oops").await.unwrap();
+        }
+        let snapshot = bench.session().snapshot(CONSUMING).await.unwrap();
+        let named = |unfit: &[Refusal]| unfit.iter().map(|unfit| unfit.key.clone()).collect::<Vec<_>>();
+        assert_eq!(named(&snapshot.queues[0].unfit), broken[..3]);
+        assert_eq!(
+            snapshot.queues[0].unfit[2].reason, "WRONGTYPE holds a string, must be a zset",
+            "and says what to repair"
+        );
+        let mut rest = named(&snapshot.unfit);
+        rest.sort();
+        let mut expected = shared.to_vec();
+        expected.sort();
+        assert_eq!(rest, expected);
+        let low = &snapshot.queues[1];
+        assert_eq!((low.waiting, snapshot.in_flight, snapshot.lanes), (1, 1, 1));
+        assert_eq!(low.unfit, []);
     }
 }
 

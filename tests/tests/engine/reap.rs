@@ -382,6 +382,26 @@ mod moving {
         })
         .await;
     }
+
+    #[tokio::test]
+    async fn fencing_ends_with_the_budget_too_and_what_is_fenced_is_emptied_all_the_same() {
+        let mut bench = Bench::new().await;
+        for n in 0..3 {
+            lane_with(&mut bench, 1, &[job(&n.to_string())]).await;
+        }
+        let settings = Settings { pass_budget: Duration::ZERO, ..reaper_settings(SHORT) };
+        let mut reaper = Reaper::new(bench.session(), bench.engine.protocol.clone(), settings);
+        for _ in 0..3 {
+            let done = until_fenced(&mut reaper).await;
+            assert_eq!((done.fenced, done.moved.len() <= 1), (1, true), "{done:?}");
+        }
+        eventually(SOON, "all of them", async || {
+            reaper.pass().await.unwrap();
+            bench.ids(&bench.high().suspects).await.len() == 3
+        })
+        .await;
+        bench.assert_conserved(&["0", "1", "2"]).await;
+    }
 }
 
 mod orphans {

@@ -14,7 +14,7 @@ use e2e::engine::{
     registration, shared_server,
 };
 use e2e::{Cluster, eventually};
-use jobqueue::effects::Side;
+use jobqueue::effects::{Decision, Side};
 use jobqueue::engine::Engine;
 use jobqueue::keys::Keys;
 use jobqueue::layout;
@@ -69,7 +69,8 @@ fn settlement(
     let job = engine.protocol.decode(raw.clone()).unwrap();
     let decision =
         engine.protocol.settle(&job, outcome, &session.keys.queues[0], session.now_ms(), &id_of(raw));
-    Settlement { queue: 0, raw: raw.clone(), position, effects: decision.effects }
+    let Decision { verdict, effects } = decision;
+    Settlement { queue: 0, raw: raw.clone(), position, verdict, effects }
 }
 
 /// Every transition of the engine on one shard; ends with each of the jobs in a place that is known.
@@ -243,7 +244,16 @@ async fn shards_above_a_lowered_number_are_found_until_they_are_empty() {
         );
     }
     assert_eq!(layout::settle(&one).await.unwrap().len(), 1, "also by keys without tags");
+    // A dead letter is the last that is left: it must be found until somebody has requeued or purged it.
+    let letters = keys.dead_letters();
+    session.enqueue("2", &keys.seen("p"), Side::Left, &enqueue(&letters, &[job("dead")])).await.unwrap();
     session.unlink(&keys.queues[0].queue).await.unwrap();
+    for engine in [&two, &one] {
+        assert_eq!(layout::leftovers(engine).await.unwrap().len(), 1, "by whoever only looks");
+        assert_eq!(layout::settle(engine).await.unwrap().len(), 1);
+    }
+    session.unlink(&letters).await.unwrap();
+    assert!(layout::leftovers(&two).await.unwrap().is_empty());
     assert!(layout::settle(&two).await.unwrap().is_empty());
     assert!(layout::settle(&one).await.unwrap().is_empty());
 }

@@ -188,6 +188,37 @@ async fn a_process_restarted_in_its_pod_takes_its_predecessors_jobs_back_at_once
 }
 
 #[tokio::test]
+async fn a_process_restarted_with_the_same_hostname_and_pid_strands_nothing() {
+    // A process namespace of its own gives every worker the number 1, as a container does.
+    let unshare = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child"];
+    let can = std::process::Command::new(unshare[0]).args(&unshare[1..]).arg("true").output();
+    if !can.is_ok_and(|output| output.status.success()) {
+        println!("not tested: this machine allows no process namespaces");
+        return;
+    }
+    let mut scene = Scene::start().await;
+    scene.recorder.by_default(Behaviour::Hold);
+    let all = ids("job", 12);
+    scene.ledger.enqueue(LOW, &all).await;
+    let options = scene.options().started_by(&unshare);
+    let mut first = Worker::spawn(&options);
+    eventually_running(&scene.recorder, 12).await;
+    first.kill9();
+    scene.recorder.release_all();
+    let second = Worker::spawn(&options);
+    let places = scene.ledger.until_completed(TTL + BOUND + SOON, 12).await;
+    places.assert_exactly(&all);
+    let opened = async |worker: &Worker| {
+        let id = worker.wait_for_log("Opened a lane").await["worker_id"].as_str().unwrap().to_owned();
+        let (process, lane) = id.rsplit_once('-').unwrap();
+        (process.to_owned(), lane.to_owned())
+    };
+    let ((before, old), (after, new)) = (opened(&first).await, opened(&second).await);
+    assert!(before == after && before.ends_with("-1"), "the same process by name: {before}, {after}");
+    assert_ne!(old, new, "and another lane");
+}
+
+#[tokio::test]
 async fn a_job_longer_than_three_ttls_is_never_reaped_while_its_worker_lives() {
     never_reaped(3 * TTL + Duration::from_secs(2)).await;
 }

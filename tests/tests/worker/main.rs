@@ -2,6 +2,7 @@
 mod cli;
 mod control;
 mod crash;
+mod deployments;
 mod input;
 mod memory;
 mod observed;

@@ -1,21 +1,28 @@
 //! Posts a job to a program that listens (an app beside the worker, or a service) and reads its verdict.
 //! HTTP/1.1 only: there "was anything sent" has an answer, which decides whether an attempt is spent.
+mod connections;
 mod secret;
 mod verdict;
 
 use super::{Call, head};
+use base64::Engine as _;
 use bytes::{Bytes, BytesMut};
+use connections::{Answer, Connections, Lost};
 use hmac::{Hmac, KeyInit, Mac};
+use http_body_util::{BodyExt as _, Full};
+use hyper::header::{
+    AUTHORIZATION, CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER, USER_AGENT,
+};
+use hyper::{Method, Request, StatusCode};
 use jiff::Timestamp;
 use jobqueue::job::Job;
 use jobqueue::outcome::{Failure, Outcome, Reason};
-use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
-use reqwest::{Certificate, Client, Identity, Response, StatusCode, Url};
+use reqwest::Url;
 use secret::Secret;
 use sha2::Sha256;
 use std::error::Error;
 use std::fmt::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 use tokio::time::timeout_at;
 
@@ -30,8 +37,14 @@ const IDLE: Duration = Duration::from_secs(15);
 /// as away and not as a job that took too long.
 const CONNECT: Duration = Duration::from_secs(5);
 
+/// How long the body of an answer that says all by its status may keep us.
+const SKIPPING: Duration = Duration::from_millis(100);
+
 /// How old what we know of a secret's file may be.
 const SECRET_AGE: Duration = Duration::from_secs(10);
+
+/// As many as a request has: a map that grows leaves a smaller one behind, for every job in flight.
+const FEW_HEADERS: usize = 16;
 
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -121,8 +134,11 @@ pub enum HttpError {
 /// The handler that posts jobs.
 #[derive(Debug)]
 pub struct Http {
-    client: Client,
-    url: Url,
+    connections: Connections,
+    /// The path and the query.
+    path: hyper::Uri,
+    /// The same for every job.
+    fixed: HeaderMap,
     timeout: Duration,
     token: Option<Secret>,
     hmac_key: Option<Secret>,
@@ -134,8 +150,9 @@ impl Http {
         let url = target(settings)?;
         let secret = |path: &Option<PathBuf>| path.clone().map(|path| Secret::new(path, SECRET_AGE));
         Ok(Self {
-            client: client(settings, &url)?,
-            url,
+            connections: Connections::new(settings, &url)?,
+            path: origin(&url)?,
+            fixed: fixed_headers(&url)?,
             timeout: settings.timeout,
             token: secret(&settings.token_file),
             hmac_key: secret(&settings.hmac_key_file),
@@ -155,16 +172,25 @@ impl Http {
             Ok(headers) => headers,
             Err(reason) => return Outcome::HandlerUnavailable(reason),
         };
-        let request = self.client.post(self.url.clone()).headers(headers).body(job.raw.clone());
-        match request.send().await {
-            Ok(response) => self.answer(response).await,
-            Err(error) => lost(error),
+        let mut request = Request::new(Full::new(job.raw.clone()));
+        *request.method_mut() = Method::POST;
+        *request.uri_mut() = self.path.clone();
+        *request.headers_mut() = headers;
+        match self.connections.send(request).await {
+            Ok((answer, connection)) => {
+                let (outcome, whole) = self.answer(answer).await;
+                if whole {
+                    self.connections.keep(connection);
+                }
+                outcome
+            }
+            Err(lost) => without_answer(&lost),
         }
     }
 
     async fn headers(&self, job: &Job, call: &Call) -> Result<HeaderMap, String> {
-        let mut headers = HeaderMap::with_capacity(8);
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        let mut headers = HeaderMap::with_capacity(FEW_HEADERS);
+        headers.extend(self.fixed.clone());
         headers.insert(JOB_ATTEMPT, HeaderValue::from(job.fields.retries.saturating_add(1)));
         let optional = [
             (JOB_ID, Some(&job.fields.id)),
@@ -195,34 +221,37 @@ impl Http {
         Ok(headers)
     }
 
-    async fn answer(&self, mut response: Response) -> Outcome {
-        let status = response.status();
+    /// What the answer means, and whether it was read to its end: then its connection can be used again.
+    async fn answer(&self, mut answer: Answer) -> (Outcome, bool) {
+        let status = answer.status();
         if status == StatusCode::SERVICE_UNAVAILABLE {
-            return Outcome::HandlerUnavailable("answered 503".into());
+            return (Outcome::HandlerUnavailable("answered 503".into()), skip(&mut answer).await);
         }
         if status == StatusCode::UNAUTHORIZED && (self.token.is_some() || self.hmac_key.is_some()) {
             // It never ran: a secret that was just rotated must not cost every job its attempts.
             for secret in self.token.iter().chain(&self.hmac_key) {
                 secret.forget().await;
             }
-            return Outcome::HandlerUnavailable("answered 401 to our token_file or hmac_key_file".into());
+            let text = "answered 401 to our token_file or hmac_key_file";
+            return (Outcome::HandlerUnavailable(text.into()), skip(&mut answer).await);
         }
-        let (body, whole) = match read(&mut response).await {
+        let (body, whole) = match read(&mut answer).await {
             Ok(body) => body,
-            Err(error) => return Outcome::HandlerDied(explain(error)),
+            Err(error) => return (Outcome::HandlerDied(explain(&error)), false),
         };
         if status.is_success() {
-            return verdict::outcome(&body, whole);
+            return (verdict::outcome(&body, whole), whole);
         }
         let text = match head(&body) {
             text if text.is_empty() => format!("answered {}", status.as_u16()),
             text => format!("answered {}: {text}", status.as_u16()),
         };
         let failure = Failure::new(Reason::Handler, text);
-        match retry_after(status, response.headers(), Timestamp::now()) {
+        let outcome = match retry_after(status, answer.headers(), Timestamp::now()) {
             Some(delay) => Outcome::RetryIn(delay, failure),
             None => Outcome::Failed(failure),
-        }
+        };
+        (outcome, whole)
     }
 }
 
@@ -245,54 +274,33 @@ fn target(settings: &HttpSettings) -> Result<Url, HttpError> {
     parse(&format!("{}{slash}{}", base.trim_end_matches('/'), settings.path))
 }
 
-fn client(settings: &HttpSettings, url: &Url) -> Result<Client, HttpError> {
-    // Fails only when a provider is installed already: by us, since the tree has no other.
-    let _ = rustls::crypto::ring::default_provider().install_default();
-    let mut builder = Client::builder()
-        .http1_only()
-        .no_proxy()
-        .redirect(reqwest::redirect::Policy::none())
-        .retry(reqwest::retry::never())
-        .tcp_nodelay(true)
-        .connect_timeout(CONNECT.min(settings.timeout / 2))
-        .pool_idle_timeout(IDLE)
-        .pool_max_idle_per_host(settings.concurrency.max(1))
-        .user_agent(concat!("jobqueue-worker/", env!("CARGO_PKG_VERSION")));
-    if let Some(path) = &settings.unix_socket {
-        builder = builder.unix_socket(path.as_path());
-    }
-    if let Some(path) = &settings.ca_file {
-        let bad = |rule: String| HttpError::Content { key: "ca_file", path: path.clone(), rule };
-        let certificates =
-            Certificate::from_pem_bundle(&contents("ca_file", path)?).map_err(|error| bad(explain(error)))?;
-        if certificates.is_empty() {
-            return Err(bad("holds no PEM certificate".into()));
-        }
-        builder = builder.tls_certs_only(certificates);
-    } else if url.scheme() == "http" {
-        // Plain HTTP needs no authorities, and a `scratch` image has none to load.
-        builder = builder.tls_certs_only([]);
-    }
-    match (&settings.cert_file, &settings.key_file) {
-        (Some(cert), Some(key)) => {
-            let mut pem = contents("cert_file", cert)?;
-            pem.push(b'\n');
-            pem.extend(contents("key_file", key)?);
-            let identity = Identity::from_pem(&pem).map_err(|error| HttpError::Content {
-                key: "cert_file",
-                path: cert.clone(),
-                rule: format!("makes no pair with key_file: {}", explain(error)),
-            })?;
-            builder = builder.identity(identity);
-        }
-        (None, None) => {}
-        _ => return Err(HttpError::Client("cert_file and key_file must be set together".into())),
-    }
-    builder.build().map_err(|error| HttpError::Client(explain(error)))
+/// The path and the query of a URL: all that a request line holds.
+fn origin(url: &Url) -> Result<hyper::Uri, HttpError> {
+    let query = url.query().map(|query| format!("?{query}")).unwrap_or_default();
+    let path = format!("{}{query}", url.path());
+    path.parse().map_err(|error| HttpError::Client(format!("path: {error}")))
 }
 
-fn contents(key: &'static str, path: &Path) -> Result<Vec<u8>, HttpError> {
-    std::fs::read(path).map_err(|source| HttpError::File { key, path: path.to_owned(), source })
+/// What is said with every job: whose host, what it is, who asks; and the URL's user, if it names one.
+fn fixed_headers(url: &Url) -> Result<HeaderMap, HttpError> {
+    let host = url.host_str().unwrap_or("localhost");
+    let host = url.port().map_or_else(|| host.to_owned(), |port| format!("{host}:{port}"));
+    let host = HeaderValue::try_from(host).map_err(|error| HttpError::Client(format!("host: {error}")))?;
+    let mut headers = HeaderMap::from_iter([
+        (HOST, host),
+        (CONTENT_TYPE, HeaderValue::from_static("application/json")),
+        (USER_AGENT, HeaderValue::from_static(concat!("jobqueue-worker/", env!("CARGO_PKG_VERSION")))),
+    ]);
+    if !url.username().is_empty() || url.password().is_some() {
+        let decode = |text: &str| jobqueue::engine::decoded(text);
+        let pair = format!("{}:{}", decode(url.username()), decode(url.password().unwrap_or_default()));
+        let value = format!("Basic {}", base64::engine::general_purpose::STANDARD.encode(pair));
+        let mut value =
+            HeaderValue::try_from(value).map_err(|error| HttpError::Client(format!("user: {error}")))?;
+        value.set_sensitive(true);
+        headers.insert(AUTHORIZATION, value);
+    }
+    Ok(headers)
 }
 
 /// `sha256=` and the hex of HMAC-SHA256 over the Unix time, a dot and the body: the time is signed too, so
@@ -311,9 +319,11 @@ fn sign(key: &[u8], timestamp: i64, body: &[u8]) -> Result<String, String> {
 }
 
 /// The body up to [`ANSWER_MAX`], and whether that is all of it.
-async fn read(response: &mut Response) -> Result<(Bytes, bool), reqwest::Error> {
+async fn read(answer: &mut Answer) -> Result<(Bytes, bool), hyper::Error> {
     let mut body = BytesMut::new();
-    while let Some(chunk) = response.chunk().await? {
+    while let Some(frame) = answer.body_mut().frame().await {
+        // What is no data is a trailer, of which we know none.
+        let Ok(chunk) = frame?.into_data() else { continue };
         let room = ANSWER_MAX - body.len();
         body.extend_from_slice(&chunk[..chunk.len().min(room)]);
         if chunk.len() > room {
@@ -323,33 +333,27 @@ async fn read(response: &mut Response) -> Result<(Bytes, bool), reqwest::Error> 
     Ok((body.freeze(), true))
 }
 
+/// A body that nobody wants is read for the sake of its connection, if it is there at once; answers whether it was.
+async fn skip(answer: &mut Answer) -> bool {
+    matches!(tokio::time::timeout(SKIPPING, read(answer)).await, Ok(Ok((_, true))))
+}
+
 /// What an error of the transport means for the job: the line is whether a byte of it was sent.
-///
-/// A connection the peer closed while it was idle is replaced by hyper before anything is written (and a
-/// request that was queued on it is moved to the new one), so `Canceled` is what remains of "not sent".
-fn lost(error: reqwest::Error) -> Outcome {
-    let sent = !(error.is_connect() || error.is_builder() || cause(&error, hyper::Error::is_canceled));
-    let not_http = cause(&error, hyper::Error::is_parse);
-    let text = explain(error);
-    match (sent, not_http) {
-        (false, _) => Outcome::HandlerUnavailable(text),
-        (true, true) => Outcome::Failed(Failure::new(Reason::Handler, format!("no HTTP answer: {text}"))),
-        (true, false) => Outcome::HandlerDied(text),
+fn without_answer(lost: &Lost) -> Outcome {
+    match lost {
+        Lost::Unsent(text) => Outcome::HandlerUnavailable(text.clone()),
+        Lost::Sent(error) if error.is_canceled() => Outcome::HandlerUnavailable(explain(error)),
+        Lost::Sent(error) if error.is_parse() => {
+            Outcome::Failed(Failure::new(Reason::Handler, format!("no HTTP answer: {}", explain(error))))
+        }
+        Lost::Sent(error) => Outcome::HandlerDied(explain(error)),
     }
 }
 
-fn cause(error: &reqwest::Error, is: impl Fn(&hyper::Error) -> bool) -> bool {
-    causes(error).filter_map(|cause| cause.downcast_ref::<hyper::Error>()).any(is)
-}
-
 /// The innermost cause says what happened; the outer ones repeat that a request failed.
-fn explain(error: reqwest::Error) -> String {
-    let error = error.without_url();
-    causes(&error).last().map_or_else(|| error.to_string(), ToString::to_string)
-}
-
-fn causes(error: &reqwest::Error) -> impl Iterator<Item = &(dyn Error + 'static)> {
-    std::iter::successors(error.source(), |&cause| cause.source())
+fn explain(error: &hyper::Error) -> String {
+    let causes = std::iter::successors(error.source(), |&cause| cause.source());
+    causes.last().map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 /// The wait a 429 asks for, as seconds or as a date.

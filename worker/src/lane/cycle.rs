@@ -12,7 +12,7 @@ use jobqueue::protocol::Interruption;
 use jobqueue::protocol::files::COMPLETED_ENTRY_MAX;
 use jobqueue::store::{Cycle, Cycled, PAGE_BYTES, QueueAsk, Returned, Settlement, Status, digest};
 
-use super::held::{Held, Phase, Planned, given, oldest_job, one_of};
+use super::held::{Held, Phase, Planned, given, millis, oldest_job, one_of};
 use super::parked::State;
 use super::{End, LAST_WORDS, Lane, TICK};
 use crate::failpoint;
@@ -128,7 +128,8 @@ impl Lane {
                 if !held.is_settleable() {
                     continue;
                 }
-                held.refused = None;
+                // What was refused is said again, but its time was counted the first time.
+                let first = held.refused.take().is_none();
                 // Only what is put into a sorted set needs a name of its own there.
                 let unique = match &held.phase {
                     Phase::Finished(_, Outcome::Done, _) => String::new(),
@@ -136,7 +137,7 @@ impl Lane {
                 };
                 let decision = match &held.phase {
                     Phase::Finished(job, outcome, took) => {
-                        cycle.busy_ms += u64::try_from(took.as_millis()).unwrap_or(0);
+                        cycle.busy_ms += if first { millis(*took) } else { 0 };
                         if let Outcome::HandlerDied(_) = outcome {
                             let how = Interruption::of_handler(self.alone == Some(held.key));
                             self.shared.protocol.interrupted(&held.raw, &keys, how, now_ms)
@@ -148,9 +149,6 @@ impl Lane {
                     Phase::Waiting(..) | Phase::Admitted(_) | Phase::Running(..) => continue,
                 };
                 let Decision { verdict, effects } = decision;
-                if matches!(verdict, Verdict::Retried | Verdict::Dead(_)) {
-                    cycle.failed += 1;
-                }
                 let planned = Planned { queue, key: held.key, verdict };
                 let large = held.raw.len() > COMPLETED_ENTRY_MAX;
                 if verdict == Verdict::Done && !large {
@@ -160,7 +158,7 @@ impl Lane {
                 } else {
                     others += 1;
                     let position = large.then_some(position);
-                    let settlement = Settlement { queue, raw: held.raw.clone(), position, effects };
+                    let settlement = Settlement { queue, raw: held.raw.clone(), position, verdict, effects };
                     if large {
                         by_position.push((settlement, planned));
                     } else {
@@ -302,16 +300,21 @@ impl Lane {
         let mut got = Got::default();
         for (queue, returned) in cycled.queues.iter().enumerate() {
             let fresh = if returned.whole { self.resync(queue, returned) } else { returned.jobs.clone() };
-            if claimed[queue] && fresh.is_empty() {
-                self.shared.breaker(queue).abandoned();
-            }
+            let mut admitted = false;
             for raw in fresh {
                 got.jobs += 1;
                 got.bytes += raw.len();
                 match one_of(&mut permits).or_else(|| self.shared.slots.take(1)) {
-                    Some(permit) => got.suspect |= self.admit(queue, raw, permit),
+                    Some(permit) => {
+                        admitted = true;
+                        got.suspect |= self.admit(queue, raw, permit);
+                    }
                     None => self.refuse(queue, raw),
                 }
+            }
+            // Only who claimed the probe may give it up: another lane's may be under way.
+            if claimed[queue] && !admitted {
+                self.shared.breaker(queue).abandoned();
             }
             if returned.whole {
                 // As in Redis: large jobs are settled by their place.
@@ -332,7 +335,6 @@ impl Lane {
         self.next_key += 1;
         self.shared.metrics.jobs_in_flight_changed(1);
         let job = Arc::new(Job { raw: raw.clone(), fields: Fields::default() });
-        self.shared.breaker(queue).abandoned();
         let phase = Phase::Finished(job, Outcome::Released, Duration::ZERO);
         let held = Held {
             key,

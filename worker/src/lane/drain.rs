@@ -3,11 +3,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use jobqueue::outcome::Outcome;
+use tokio::task::JoinHandle;
 
 use super::held::Phase;
 use super::parked::{Park, State};
 use super::{End, LAST_WORDS, Lane};
 use crate::failpoint;
+
+/// What was told to stop has this long to do so, all together. Far less than the shortest TTL, 5 s.
+const STOPPING: Duration = Duration::from_secs(1);
 
 impl Lane {
     pub(super) fn drain(&mut self) {
@@ -36,14 +40,17 @@ impl Lane {
     /// What still runs is stopped first, then given back: it must not run in two places.
     pub(super) async fn release_running(&mut self) {
         let mut stopped = 0;
+        let mut tasks = Vec::new();
         for held in self.held.iter_mut().flatten() {
-            if let Phase::Running(job, task) = &mut held.phase {
-                task.abort();
-                let _ = tokio::time::timeout(Duration::from_secs(1), task).await;
-                held.phase = Phase::Finished(Arc::clone(job), Outcome::Released, Duration::ZERO);
+            if let Phase::Running(job, _) = &held.phase {
+                let released = Phase::Finished(Arc::clone(job), Outcome::Released, Duration::ZERO);
+                if let Phase::Running(_, task) = std::mem::replace(&mut held.phase, released) {
+                    tasks.push(task);
+                }
                 stopped += 1;
             }
         }
+        stop(tasks, STOPPING).await;
         if stopped > 0 {
             failpoint::hit("before-release");
             tracing::info!(
@@ -75,14 +82,62 @@ impl Lane {
 
     /// Stops whatever still runs: it is somebody else's now.
     pub(super) async fn abandon(&mut self) {
+        let mut tasks = Vec::new();
         for queue in 0..self.held.len() {
-            for mut held in std::mem::take(&mut self.held[queue]) {
-                if let Phase::Running(_, task) | Phase::Waiting(_, task) = &mut held.phase {
-                    task.abort();
-                    let _ = tokio::time::timeout(Duration::from_secs(1), task).await;
-                }
+            for held in std::mem::take(&mut self.held[queue]) {
                 self.dropped(queue, &held);
+                if let Phase::Running(_, task) | Phase::Waiting(_, task) = held.phase {
+                    tasks.push(task);
+                }
             }
         }
+        stop(tasks, STOPPING).await;
+    }
+}
+
+/// Stops tasks, all of them at once: one after the other, many that end slowly would outlast the lane's heartbeat,
+/// which is renewed only while its loop goes round.
+async fn stop(tasks: Vec<JoinHandle<()>>, bound: Duration) {
+    tasks.iter().for_each(JoinHandle::abort);
+    let ended = async {
+        for task in tasks {
+            let _ = task.await;
+        }
+    };
+    let _ = tokio::time::timeout(bound, ended).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Says that it is gone, after it has waited for others to be.
+    struct Guard {
+        others: Option<std::sync::mpsc::Receiver<()>>,
+        _gone: Option<std::sync::mpsc::Sender<()>>,
+    }
+
+    impl Drop for Guard {
+        fn drop(&mut self) {
+            if let Some(others) = &self.others {
+                let _ = others.recv();
+            }
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_job_that_ends_slowly_does_not_keep_the_others_from_being_stopped() {
+        let (gone, others) = std::sync::mpsc::channel();
+        let slow = Guard { others: Some(others), _gone: None };
+        let quick = Guard { others: None, _gone: Some(gone) };
+        let running = |guard: Guard| {
+            tokio::spawn(async move {
+                let _guard = guard;
+                std::future::pending::<()>().await;
+            })
+        };
+        // The first ends only once the second has: told one after the other, neither would.
+        let tasks = vec![running(slow), running(quick)];
+        stop(tasks, Duration::from_secs(3600)).await;
     }
 }

@@ -10,6 +10,7 @@ use std::process::ExitCode;
 use jobqueue::config::Config;
 use jobqueue::connect::ConnectError;
 use jobqueue::engine::Engine;
+use jobqueue::layout::{self, LayoutError};
 use jobqueue::store::{Session, StoreError};
 
 use crate::cli::{Command, Format, Output, Purge};
@@ -50,7 +51,14 @@ struct Admin {
 
 /// Runs one command.
 pub async fn run(config: &Config, command: Command) -> anyhow::Result<ExitCode> {
-    let engine = Engine::new(config);
+    let mut engine = Engine::new(config);
+    if !matches!(command, Command::Config(_) | Command::Completion { .. }) {
+        // What an earlier layout left behind has jobs and dead letters too.
+        match layout::leftovers(&engine).await {
+            Ok(leftovers) => engine.shards.extend(leftovers),
+            Err(error) => return Ok(failed(&error.into())),
+        }
+    }
     let shards = engine.shards.iter().map(|keys| engine.session(keys)).collect();
     let mut admin = Admin { engine, shards };
     let end = match command {
@@ -67,11 +75,22 @@ pub async fn run(config: &Config, command: Command) -> anyhow::Result<ExitCode> 
         Ok(End::Done) => ExitCode::SUCCESS,
         Ok(End::Incomplete) => ExitCode::FAILURE,
         Ok(End::Interrupted) => ExitCode::from(EXIT_INTERRUPTED),
-        Err(error) => {
-            eprintln!("Error: {error}");
-            if matches!(error, AdminError::Usage(_)) { ExitCode::from(EXIT_USAGE) } else { ExitCode::FAILURE }
-        }
+        Err(error) => failed(&error),
     })
+}
+
+fn failed(error: &AdminError) -> ExitCode {
+    eprintln!("Error: {error}");
+    if matches!(error, AdminError::Usage(_)) { ExitCode::from(EXIT_USAGE) } else { ExitCode::FAILURE }
+}
+
+impl From<LayoutError> for AdminError {
+    fn from(error: LayoutError) -> Self {
+        match error {
+            LayoutError::Store(error) => Self::Store(error),
+            newer @ LayoutError::Newer { .. } => Self::Failed(newer.to_string()),
+        }
+    }
 }
 
 async fn purge_dlq(admin: &mut Admin, purge: &Purge) -> Result<End, AdminError> {

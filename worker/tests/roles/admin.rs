@@ -70,6 +70,46 @@ async fn stats_count_what_waits_runs_and_is_dead() {
 }
 
 #[tokio::test]
+async fn stats_name_a_key_that_cannot_be_read_and_show_all_the_rest() {
+    let redis = Redis::start();
+    redis.session().set(HIGH, "not a list").await.unwrap();
+    redis.push(LOW, &[br#"{"id":"a"}"#.to_vec()]).await;
+    let output = run(&redis, &["stats", "-o", "json"]);
+    assert_eq!(output.status.code(), Some(1));
+    let stats: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&stats["queues"][0]["waiting"], &stats["queues"][1]["waiting"]), (&json!(0), &json!(1)));
+    let error = "jobqueue:high_priority: WRONGTYPE holds a string, must be a list";
+    assert!(stats["errors"][0].as_str().unwrap().starts_with(error), "{stats}");
+    assert!(said(&output.stderr).contains(error));
+
+    // A list of one lane: what the others hold is still counted.
+    let who = Registration { process: "h-1".into(), ttl_ms: 60_000, ..Registration::default() };
+    let (one, two) =
+        (redis.session().register(&who).await.unwrap(), redis.session().register(&who).await.unwrap());
+    redis.session().set(&one.lists[0].held, "not a list").await.unwrap();
+    redis.push(&two.lists[0].held, &[br#"{"id":"b"}"#.to_vec()]).await;
+    let stats: Value = serde_json::from_slice(&run(&redis, &["stats", "-o", "json"]).stdout).unwrap();
+    assert_eq!(stats["totals"]["in_flight"], 1, "{stats}");
+    assert!(stats["errors"].to_string().contains(&one.lists[0].held), "{stats}");
+}
+
+#[tokio::test]
+async fn the_dead_letters_of_a_shard_that_is_only_left_over_are_seen_and_requeued() {
+    let redis = Redis::start();
+    redis.session().set("{jobqueue:0}:layout", "v1 3 tagged").await.unwrap();
+    let (dead, queue) = ("{jobqueue:2}:dead_letter", "{jobqueue:2}:high_priority");
+    redis.push(dead, &[letter("a", "oom", queue)]).await;
+    for shards in ["1", "2"] {
+        let admin = |args: &[&str]| worker(&redis, args).env("WORKER_SHARDS", shards).output().unwrap();
+        assert_eq!(answered(&admin(&["stats", "-o", "json"]))["dead_letters"], 1, "{shards} shards");
+        assert_eq!(answered(&admin(&["peek", "--queue", "dead", "-o", "json"]))[0]["id"], "a");
+    }
+    let done = answered(&run(&redis, &["requeue-dlq", "-o", "json"]));
+    assert_eq!(done["requeued"], 1);
+    assert_eq!(ids(&redis.all(queue).await), ["a"], "to a queue that is served until it is empty");
+}
+
+#[tokio::test]
 async fn peek_shows_suspects_first_and_never_garbles_the_terminal() {
     let redis = Redis::start();
     let jobs = [br#"{"id":"first"}"#.to_vec(), b"\xff\x1b[2J".to_vec(), br#"{"id":"third"}"#.to_vec()];

@@ -305,6 +305,34 @@ async fn a_request_carries_the_token_and_follows_its_rotation() {
 }
 
 #[tokio::test]
+async fn the_user_of_the_url_is_said_as_basic_authorization() {
+    let (listener, settings) = listener().await;
+    let url = settings.url.replace("http://", "http://us%40er:s3cret@");
+    let http = Http::new(&HttpSettings { url, ..settings }).unwrap();
+    let server = async { serve_one(listener.accept().await.unwrap().0).await };
+    let (outcome, (head, _)) = tokio::join!(post(&http), server);
+    assert_eq!(outcome, Outcome::Done);
+    // base64 of us@er:s3cret; the test's server lowers the case of all heads.
+    assert!(head.contains("authorization: basic dxnazxi6cznjcmv0"), "{head}");
+    assert!(!format!("{http:?}").contains("s3cret"));
+}
+
+#[tokio::test]
+async fn a_connection_that_was_idle_for_too_long_is_closed() {
+    let (listener, settings) = listener().await;
+    let mut http = Http::new(&settings).unwrap();
+    http.connections.keep_for = Duration::from_millis(20);
+    let server = async {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        serve_one(&mut stream).await;
+        // The end of what the client sends: the next job gets another connection.
+        stream.read(&mut [0; 1]).await.unwrap()
+    };
+    let (outcome, read) = tokio::join!(post(&http), server);
+    assert_eq!((outcome, read), (Outcome::Done, 0));
+}
+
+#[tokio::test]
 async fn a_401_to_a_worker_without_a_secret_is_like_any_other_4xx() {
     assert!(matches!(answered(answer("401 No", "", "")).await, Outcome::Failed(_)));
 }

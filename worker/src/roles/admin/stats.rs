@@ -1,12 +1,12 @@
 //! `stats`: what waits, runs, is delayed, completed and dead, over all shards.
 use std::collections::{BTreeMap, HashSet};
+use std::time::Duration;
 
-use jobqueue::job::Job;
 use jobqueue::store::{PAGE_COUNT, Session, Snapshot, StoreError};
 use serde::Serialize;
 
 use super::table::{Table, age};
-use super::{Admin, AdminError, End, answer};
+use super::{Admin, AdminError, End, advice, answer};
 use crate::cli::Output;
 
 /// The answer; its field names are what scripts rely on.
@@ -23,6 +23,8 @@ struct Stats {
     paused: bool,
     paused_shards: u64,
     shards: u64,
+    /// What could not be read: the figures are without it.
+    errors: Vec<String>,
 }
 
 #[derive(Debug, Default, PartialEq, Serialize)]
@@ -47,7 +49,16 @@ pub async fn run(admin: &mut Admin, output: Output) -> Result<End, AdminError> {
     for session in &mut admin.shards {
         let snapshot = session.snapshot(side).await?;
         stats.add(&snapshot);
-        let (heartbeats, in_flight) = in_flight(session).await?;
+        let (heartbeats, in_flight) = match in_flight(session).await {
+            Err(error) if error.is_transient() => return Err(error.into()),
+            Err(error) => {
+                // By queue it is not known then, but in all it is.
+                stats.note(&error);
+                stats.totals.in_flight += snapshot.in_flight;
+                continue;
+            }
+            Ok(counted) => counted,
+        };
         stats.heartbeats += heartbeats;
         for (queue, jobs) in in_flight {
             stats.totals.in_flight += jobs;
@@ -57,7 +68,10 @@ pub async fn run(admin: &mut Admin, output: Output) -> Result<End, AdminError> {
         }
     }
     answer(output, || stats.table(), || serde_json::to_value(&stats).unwrap_or_default())?;
-    Ok(End::Done)
+    for error in &stats.errors {
+        eprintln!("Error: {error}");
+    }
+    Ok(if stats.errors.is_empty() { End::Done } else { End::Incomplete })
 }
 
 /// Lanes with a heartbeat, and the jobs in processing lists by queue. Fenced lanes count too: their jobs are on
@@ -103,8 +117,11 @@ impl Stats {
         self.dead_letters += shard.dead_letters;
         self.paused |= shard.paused;
         self.paused_shards += u64::from(shard.paused);
+        for unfit in shard.queues.iter().flat_map(|queue| &queue.unfit).chain(&shard.unfit) {
+            self.note(&unfit.clone().into());
+        }
         for (queue, seen) in self.queues.iter_mut().zip(&shard.queues) {
-            let oldest = oldest_age_ms(&seen.oldest, shard.now_ms);
+            let oldest = seen.oldest_age(shard.now_ms).map(millis);
             for stats in [queue, &mut self.totals] {
                 stats.waiting += seen.waiting;
                 stats.suspects += seen.suspects;
@@ -112,6 +129,14 @@ impl Stats {
                 stats.due += seen.due;
                 stats.oldest_age_ms = stats.oldest_age_ms.max(oldest);
             }
+        }
+    }
+
+    /// Once: the same key is met again on the way.
+    fn note(&mut self, error: &StoreError) {
+        let said = advice(error);
+        if !self.errors.contains(&said) {
+            self.errors.push(said);
         }
     }
 
@@ -140,11 +165,8 @@ impl Stats {
     }
 }
 
-/// How long the next job has waited, by what it says of itself.
-fn oldest_age_ms(oldest: &bytes::Bytes, now_ms: u64) -> Option<u64> {
-    let job = Job::decode(oldest.clone(), usize::MAX).ok()?;
-    let made: jiff::Timestamp = job.fields.creation_time.parse().ok()?;
-    Some(now_ms.saturating_sub(u64::try_from(made.as_millisecond()).ok()?))
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use jobqueue::engine::{Engine, reaper_settings};
 use jobqueue::keys::Keys;
 use jobqueue::promoter;
 use jobqueue::reaper::Reaper;
-use jobqueue::store::{Session, StoreError};
+use jobqueue::store::{Refusal, Session, StoreError};
 
 use crate::metrics::{QueueReading, QueueSample};
 use crate::shared::Shared;
@@ -109,8 +109,11 @@ pub(super) async fn export_gauges(engine: Engine, config: Config, shared: Arc<Sh
                     let reading = &mut sample.queues[at];
                     reading.length += queue.waiting + queue.suspects;
                     reading.delayed += queue.delayed;
-                    let age = oldest_age(&queue.oldest, snapshot.now_ms);
-                    reading.oldest_age = reading.oldest_age.max(age);
+                    reading.oldest_age = reading.oldest_age.max(queue.oldest_age(snapshot.now_ms));
+                }
+                let unfit = snapshot.queues.iter().flat_map(|queue| &queue.unfit).chain(&snapshot.unfit);
+                for Refusal { key, reason } in unfit {
+                    tracing::debug!(key, reason, "Could not read a key, it counts as empty");
                 }
             }
             Ok::<_, StoreError>(Some(sample))
@@ -131,12 +134,4 @@ pub(super) async fn export_gauges(engine: Engine, config: Config, shared: Arc<Sh
             return;
         }
     }
-}
-
-/// How long the oldest job has waited, by what it says of itself.
-fn oldest_age(oldest: &[u8], now_ms: u64) -> Option<Duration> {
-    let job = jobqueue::job::Job::decode(bytes::Bytes::copy_from_slice(oldest), usize::MAX).ok()?;
-    let made: jiff::Timestamp = job.fields.creation_time.parse().ok()?;
-    let made_ms = u64::try_from(made.as_millisecond()).ok()?;
-    Some(Duration::from_millis(now_ms.saturating_sub(made_ms)))
 }

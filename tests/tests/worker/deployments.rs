@@ -1,0 +1,149 @@
+//! The worker on every kind of Redis: TLS, Sentinel, Cluster, shards. It is killed half-way, and nothing is lost.
+#![allow(clippy::unwrap_used, reason = "a panic is the report")]
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use e2e::engine::{CONSUMING, config, enqueue};
+use e2e::ledger::{ids, job};
+use e2e::{
+    Behaviour, Cluster, Options, Recorder, RedisServer, Sentinel, Tls, Worker, WorkerOptions, eventually,
+};
+use jobqueue::engine::Engine;
+use serde_json::{Value, json};
+
+const SOON: Duration = Duration::from_secs(60);
+const JOBS: usize = 30;
+
+/// A queue set as a client and as a worker see it.
+struct Deployment {
+    engine: Engine,
+    options: WorkerOptions,
+    recorder: Recorder,
+}
+
+impl Deployment {
+    async fn new(tree: Value) -> Self {
+        let recorder = Recorder::start().await;
+        let yaml = tree.to_string();
+        let options = WorkerOptions::new("worker").config(&yaml).recorded_by(&recorder);
+        Self { engine: Engine::new(&config(tree)), options, recorder }
+    }
+
+    async fn enqueue(&self, all: &[String]) {
+        for id in all {
+            let keys = self.engine.shard_of(id);
+            let raw = Bytes::from(job(id).to_string());
+            let mut session = self.engine.session(keys);
+            let jobs = enqueue(&keys.queues[1].queue, &[raw]);
+            session.enqueue(id, &keys.seen("test"), CONSUMING.opposite(), &jobs).await.unwrap();
+        }
+    }
+
+    async fn running(&self, count: usize) {
+        eventually(SOON, "running jobs", async || {
+            let running = self.recorder.running().len();
+            if running == count { Ok(()) } else { Err(running) }
+        })
+        .await;
+    }
+
+    /// Waits until every shard together has completed so many, and nothing else is left anywhere.
+    async fn completed(&self, count: u64) {
+        eventually(SOON, "all jobs to be completed", async || {
+            let (mut completed, mut left) = (0, 0);
+            for keys in &self.engine.shards {
+                let mut session = self.engine.session(keys);
+                let snapshot =
+                    session.persist(async |session| session.snapshot(CONSUMING).await).await.unwrap();
+                completed += snapshot.completed;
+                left += snapshot.in_flight + snapshot.dead_letters;
+                left += snapshot
+                    .queues
+                    .iter()
+                    .map(|queue| queue.waiting + queue.suspects + queue.delayed)
+                    .sum::<u64>();
+            }
+            if (completed, left) == (count, 0) { Ok(()) } else { Err((completed, left)) }
+        })
+        .await;
+    }
+
+    /// A worker is killed with all of its slots full, another finishes, and drains when it is asked to.
+    async fn survives_a_kill(&self) {
+        self.recorder.by_default(Behaviour::Hold);
+        let all = ids("job", JOBS);
+        self.enqueue(&all).await;
+        let mut killed = Worker::spawn(&self.options);
+        self.running(16).await;
+        killed.kill9();
+        self.recorder.release_all();
+        let mut second = Worker::spawn(&self.options);
+        self.completed(JOBS as u64).await;
+        for id in &all {
+            assert!((1..=2).contains(&self.recorder.starts(id)), "{id}: {}", self.recorder.starts(id));
+        }
+        second.sigterm();
+        assert!(second.wait_exit(SOON).await.success());
+    }
+}
+
+#[tokio::test]
+async fn a_worker_works_over_tls_with_a_certificate_of_its_own() {
+    let server = RedisServer::start(Options { tls: Tls::Mutual, ..Options::default() }).await;
+    let files = server.certificates();
+    let tls = json!({
+        "enabled": true, "ca_file": files.ca, "cert_file": files.client_cert, "key_file": files.client_key,
+    });
+    let redis = json!({ "addr": server.addr().to_string(), "tls": tls });
+    Deployment::new(json!({ "redis": redis })).await.survives_a_kill().await;
+}
+
+#[tokio::test]
+async fn a_worker_serves_every_shard_of_one_redis() {
+    let server = RedisServer::start(Options::default()).await;
+    let redis = json!({ "addr": server.addr().to_string() });
+    let deployment = Deployment::new(json!({ "redis": redis, "worker": { "shards": 3 } })).await;
+    deployment.survives_a_kill().await;
+    for keys in &deployment.engine.shards {
+        assert_ne!(server.cli(&["LLEN", &keys.completed()]), "0", "each shard had jobs");
+    }
+}
+
+#[tokio::test]
+async fn a_worker_serves_every_shard_of_a_cluster() {
+    let cluster = Cluster::start().await;
+    let redis = json!({ "addr": cluster.addrs()[2].to_string(), "cluster": true });
+    let deployment = Deployment::new(json!({ "redis": redis, "worker": { "shards": 4 } })).await;
+    deployment.survives_a_kill().await;
+}
+
+#[tokio::test]
+async fn a_worker_follows_sentinel_to_the_new_master_with_its_jobs() {
+    let mut group = Sentinel::start_with_password(1, Some("s3ntinel")).await;
+    let addrs: Vec<String> = group.addrs().iter().map(ToString::to_string).collect();
+    let sentinel = json!({ "master": Sentinel::MASTER, "addrs": addrs, "password": "s3ntinel" });
+    let deployment = Deployment::new(json!({ "redis": { "sentinel": sentinel } })).await;
+    deployment.recorder.by_default(Behaviour::Hold);
+    let all = ids("job", JOBS);
+    deployment.enqueue(&all).await;
+    let mut worker = Worker::spawn(&deployment.options);
+    deployment.running(16).await;
+    // What the replica does not have yet would be lost with the master: that is reliability.md's matter.
+    let mut master = group.master().connection().await;
+    let replicated: i64 = redis::cmd("WAIT").arg(1).arg(10_000).query_async(&mut master).await.unwrap();
+    assert_eq!(replicated, 1);
+    let old = group.kill_master();
+    assert_ne!(group.wait_failover(old).await, old);
+    deployment.recorder.release_all();
+    deployment.completed(JOBS as u64).await;
+    for id in &all {
+        assert!(
+            (1..=2).contains(&deployment.recorder.starts(id)),
+            "{id}: {}",
+            deployment.recorder.starts(id)
+        );
+    }
+    worker.sigterm();
+    assert!(worker.wait_exit(SOON).await.success());
+}
