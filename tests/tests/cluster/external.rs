@@ -14,18 +14,18 @@ async fn an_external_redis_is_used_with_tls_and_an_acl_user_of_a_secret() {
             "ca.crt": text(&certificates.ca), "tls.crt": text(&certificates.server_cert), "tls.key": text(&certificates.server_key),
         }},
         { "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "client" }, "stringData": {
-            "username": "orders", "password": "open sesame", "ca.crt": text(&certificates.ca),
+            "username": "orders", "password": "sesame", "ca.crt": text(&certificates.ca),
             "tls.crt": text(&certificates.client_cert), "tls.key": text(&certificates.client_key),
         }},
     ]});
     space.apply(&secrets.to_string()).await;
     let server = [
         "--port", "0", "--tls-port", "6379", "--tls-cert-file", "/tls/tls.crt", "--tls-key-file", "/tls/tls.key",
-        "--tls-ca-cert-file", "/tls/ca.crt", "--user", "orders on \">open sesame\" ~* &* +@all", "--user", "default off",
+        "--tls-ca-cert-file", "/tls/ca.crt", "--user", "orders", "on", ">sesame", "~*", "&*", "+@all", "--user", "default", "off",
     ];
     // The server's own certificate is for servers only: redis-cli in its pod has none to show.
     let server = [&server[..], &["--tls-auth-clients", "optional"]].concat();
-    let flags = ["--tls", "--cacert", "/tls/ca.crt", "--no-auth-warning", "--user", "orders", "--pass", "open sesame"];
+    let flags = ["--tls", "--cacert", "/tls/ca.crt", "--no-auth-warning", "--user", "orders", "--pass", "sesame"];
     let redis = space.external_with("store", &server, flags.map(str::to_owned).to_vec(), Some("server")).await;
     let address = format!("store.{}:6379", space.name);
     let external = format!("{{address: \"{address}\", secretRef: {{name: client}}, tls: {{serverName: localhost}}}}");

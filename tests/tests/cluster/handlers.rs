@@ -21,7 +21,7 @@ async fn an_app_beside_the_worker_runs_the_jobs() {
     assert_eq!((&app["name"], &app["restartPolicy"]), (&"app".into(), &"Always".into()));
     let pod = pods[0]["metadata"]["name"].as_str().unwrap();
     let log = space.kubectl(&["logs", pod, "-c", "app"]).await.expect("the app's log");
-    assert_eq!(log.matches("status=200").count(), 6, "{log}");
+    assert_eq!(log.matches("attempt=1 status=200").count(), 6, "{log}");
     space.delete().await;
 }
 

@@ -1,0 +1,131 @@
+//! Operators come and go.
+use std::time::{Duration, Instant};
+
+use e2e::kubernetes::{LOW, Namespace, OPERATOR_NAMESPACE, kubectl, patiently, test_cluster};
+use e2e::wait::eventually;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use crate::{alone, await_operators, leader};
+
+/// What the project promises.
+const FAILOVER: Duration = Duration::from_secs(15);
+
+/// The process of an operator's pod, seen from the machine that the test cluster runs on.
+async fn process(pod: &str) -> Pid {
+    let object = kubectl(&["-n", OPERATOR_NAMESPACE, "get", "pod", pod, "-o", "json"]).await.expect("a pod");
+    let object: Value = serde_json::from_str(&object).expect("JSON");
+    let id = object["status"]["containerStatuses"][0]["containerID"].as_str().expect("a running container");
+    let id = id.rsplit('/').next().unwrap_or_default().to_owned();
+    let processes = std::fs::read_dir("/proc").expect("processes");
+    let found = processes.filter_map(Result::ok).find_map(|entry| {
+        let pid: i32 = entry.file_name().to_str()?.parse().ok()?;
+        let groups = std::fs::read_to_string(entry.path().join("cgroup")).ok()?;
+        groups.contains(&id).then_some(pid)
+    });
+    Pid::from_raw(found.expect("the process of the container")).expect("a process id")
+}
+
+async fn await_another_leader(before: &str) -> Duration {
+    let began = Instant::now();
+    eventually(FAILOVER, "another leader", async || {
+        let now = leader().await?;
+        if now.is_empty() || now == before { Err(now) } else { Ok(()) }
+    })
+    .await;
+    began.elapsed()
+}
+
+#[tokio::test]
+async fn when_the_leader_is_killed_the_other_operator_goes_on() {
+    let _turn = alone().await;
+    if test_cluster(&["kubeconfig"]).await.is_none() {
+        return;
+    }
+    let space = Namespace::create("killed").await;
+    space.queue("before", "{}").await;
+    space.await_ready("before").await;
+    let before = leader().await.expect("a leader");
+    let process = process(&before).await;
+    // The pod is to go as well, or its next container would find its own name on the lease and go on with it.
+    let delete = ["-n", OPERATOR_NAMESPACE, "delete", "pod", &before, "--grace-period=0", "--force", "--wait=false"];
+    kill_process(process, Signal::KILL).expect("killed");
+    kubectl(&delete).await.expect("deleted");
+    let took = await_another_leader(&before).await;
+    println!("another operator led {took:.1?} after the first was killed");
+    space.queue("after", "{}").await;
+    space.await_ready("after").await;
+    let redis = space.managed("before").await;
+    redis.push(LOW, 0..3).await;
+    redis.await_completed(0..3).await;
+    space.delete().await;
+}
+
+#[tokio::test]
+async fn a_leader_that_hung_finds_another_one_leading_and_ends() {
+    let _turn = alone().await;
+    if test_cluster(&["kubeconfig"]).await.is_none() {
+        return;
+    }
+    let before = leader().await.expect("a leader");
+    let process = process(&before).await;
+    kill_process(process, Signal::STOP).expect("stopped");
+    let took = await_another_leader(&before).await;
+    println!("another operator led {took:.1?} after the first hung");
+    kill_process(process, Signal::CONT).expect("continued");
+    patiently("the end of the first", async || {
+        let path = "jsonpath={.status.containerStatuses[0].restartCount}";
+        let restarts = kubectl(&["-n", OPERATOR_NAMESPACE, "get", "pod", &before, "-o", path]).await;
+        // A pod that is gone has ended too.
+        restarts.map_or(true, |count| count != "0")
+    })
+    .await;
+    assert_ne!(leader().await.expect("a leader"), before);
+    await_operators(2).await;
+}
+
+#[tokio::test]
+async fn a_leader_that_is_stopped_in_order_hands_over_at_once() {
+    let _turn = alone().await;
+    let before = leader().await.expect("a leader");
+    kubectl(&["-n", OPERATOR_NAMESPACE, "delete", "pod", &before, "--wait=false"]).await.expect("deleted");
+    let took = await_another_leader(&before).await;
+    println!("another operator led {took:.1?} after the first was told to stop");
+    assert!(took < Duration::from_secs(8), "the lease was released: {took:?}");
+    await_operators(2).await;
+}
+
+#[tokio::test]
+async fn workers_go_on_without_an_operator() {
+    let _turn = alone().await;
+    let space = Namespace::create("alone").await;
+    let worker = "{heartbeatTtl: 5s, handler: {simulate: {base: 500ms, failGlob: '/data/1?.txt'}}}";
+    let retry = "{maxRetries: 1, backoff: {base: 1s}}";
+    space.queue("alone", &format!("{{scaling: {{minReplicas: 2}}, worker: {worker}, retry: {retry}}}")).await;
+    space.await_condition("alone", "WorkersAvailable", "True/Available").await;
+    let redis = space.managed("alone").await;
+    let scale = async |to: &str| {
+        let replicas = format!("--replicas={to}");
+        kubectl(&["-n", OPERATOR_NAMESPACE, "scale", "deployment/jobqueue-operator", &replicas]).await.expect("scaled");
+    };
+    scale("0").await;
+    patiently("no operator", async || {
+        kubectl(&["-n", OPERATOR_NAMESPACE, "get", "pods", "-o", "name"]).await.is_ok_and(|pods| pods.trim().is_empty())
+    })
+    .await;
+    // Jobs 10 to 19 fail, are tried again and become dead letters; a worker that dies is reaped by its fellow.
+    redis.push(LOW, 0..40).await;
+    let pods = space.list("pods", "app.kubernetes.io/component=worker").await;
+    let pod = pods[0]["metadata"]["name"].as_str().expect("a name");
+    space.kubectl(&["delete", "pod", pod, "--grace-period=0", "--force"]).await.expect("deleted");
+    patiently("all jobs to end", async || {
+        let ended = (redis.count(&["LLEN", "jobqueue:completed"]).await, redis.count(&["LLEN", "jobqueue:dead_letter"]).await);
+        if ended == (30, 10) { Ok(()) } else { Err(ended) }
+    })
+    .await;
+    scale("2").await;
+    await_operators(2).await;
+    space.queue("after", "{}").await;
+    space.await_ready("after").await;
+    space.delete().await;
+}
