@@ -15,7 +15,7 @@ use jobqueue::keys::Keys;
 use jobqueue::store::{Session, Snapshot, StoreError};
 use kube::runtime::reflector::ObjectRef;
 
-use crate::api::v1alpha1::{JobQueue, Protocol, Scaling};
+use crate::api::v1alpha1::{JobQueue, Protocol, Scaling, ScalingMode};
 use crate::autoscaler::{Decision, History, Seen, decide};
 
 /// How often a queue is looked at.
@@ -346,9 +346,10 @@ impl Observer {
                 now.figures = figures;
             }
         }
-        // An unreadable Redis says nothing about the number of workers: hold.
+        // An unreadable Redis says nothing about the number of workers: hold, unless somebody else decides it.
         let mut wish = None;
-        if now.trouble.is_none() && now.conflict.is_none() {
+        let manual = watched.target.scaling.mode == ScalingMode::Manual;
+        if manual || (now.trouble.is_none() && now.conflict.is_none()) {
             let target = &watched.target;
             let seen = Seen {
                 backlog: now.figures.waiting.iter().sum::<u64>() + now.figures.due,
