@@ -48,7 +48,13 @@ impl History {
 }
 
 /// Decides. `manual` is `spec.replicas`, which holds in mode Manual.
-pub fn decide(seen: Seen, history: &mut History, spec: &Scaling, manual: Option<i32>, now_ms: u64) -> Decision {
+pub fn decide(
+    seen: Seen,
+    history: &mut History,
+    spec: &Scaling,
+    manual: Option<i32>,
+    now_ms: u64,
+) -> Decision {
     if spec.mode == ScalingMode::Manual {
         let replicas = manual.unwrap_or(1);
         return Decision { replicas, reason: format!("spec.replicas is {replicas}") };
@@ -69,7 +75,10 @@ pub fn decide(seen: Seen, history: &mut History, spec: &Scaling, manual: Option<
         let reason = format!("{jobs} jobs, and {highest} workers were enough for {}", spec.scale_down_delay);
         return Decision { replicas: highest, reason };
     }
-    Decision { replicas: seen.current.clamp(spec.min_replicas, spec.max_replicas.max(spec.min_replicas)), reason: "enough".into() }
+    Decision {
+        replicas: seen.current.clamp(spec.min_replicas, spec.max_replicas.max(spec.min_replicas)),
+        reason: "enough".into(),
+    }
 }
 
 /// How many workers this many jobs want.

@@ -176,8 +176,11 @@ async fn controllers(
 ) {
     use futures::future::{FutureExt, join_all};
     let shutdown = shutdown.boxed().shared();
-    let spaces: Vec<Option<&String>> =
-        if context.settings.watched.is_empty() { vec![None] } else { context.settings.watched.iter().map(Some).collect() };
+    let spaces: Vec<Option<&String>> = if context.settings.watched.is_empty() {
+        vec![None]
+    } else {
+        context.settings.watched.iter().map(Some).collect()
+    };
     let mut routes = Vec::new();
     let mut running = Vec::new();
     for space in spaces {
@@ -299,13 +302,25 @@ impl Context {
         target.settings.password_file = None;
         target.settings.password = secret.and_then(|secret| secret.text("password"));
         if let Some(tls) = target.settings.tls.as_mut() {
-            let pem = |key: &str| secret.and_then(|secret| secret.bytes(key)).map(|bytes| jobqueue::connect::Pem::Text(bytes.to_vec()));
+            let pem = |key: &str| {
+                secret
+                    .and_then(|secret| secret.bytes(key))
+                    .map(|bytes| jobqueue::connect::Pem::Text(bytes.to_vec()))
+            };
             tls.ca = pem("ca.crt");
             tls.cert = pem("tls.crt");
             tls.key = pem("tls.key");
         }
         let redis = &children.rendered.config.redis;
-        let who = json!([redis.addr, redis.username, redis.db, redis.cluster, redis.tls, redis.sentinel.master, redis.sentinel.addrs]);
+        let who = json!([
+            redis.addr,
+            redis.username,
+            redis.db,
+            redis.cluster,
+            redis.tls,
+            redis.sentinel.master,
+            redis.sentinel.addrs
+        ]);
         let secret = target.settings.password.as_deref().unwrap_or_default();
         target.connection = build::hash(&json!([who, build::hash(&json!(secret))]));
         target
@@ -316,7 +331,9 @@ impl Context {
         let name = Names::of(queue).part("redis");
         if let Some(claim) = build::volume_claim(queue) {
             let object = claim.object.as_ref().unwrap_or(&serde_json::Value::Null);
-            if object["spec"]["storageClassName"].is_null() && self.dynamic(claim.kind, queue).get_opt(&name).await?.is_none() {
+            if object["spec"]["storageClassName"].is_null()
+                && self.dynamic(claim.kind, queue).get_opt(&name).await?.is_none()
+            {
                 self.require_default_class().await?;
             }
             self.create_kept(queue, claim.kind, &claim.name, object).await?;
@@ -336,7 +353,8 @@ impl Context {
                 Ok(())
             }
             None => {
-                let password = uuid::Uuid::new_v4().simple().to_string() + &uuid::Uuid::new_v4().simple().to_string();
+                let password =
+                    uuid::Uuid::new_v4().simple().to_string() + &uuid::Uuid::new_v4().simple().to_string();
                 let object = build::generated_secret(queue, &password);
                 self.create_kept(queue, &build::SECRET, &name, &object).await
             }
@@ -370,7 +388,11 @@ impl Context {
     }
 
     /// Writes the status if it says something new, and an event when the queue becomes ready or stops being so.
-    async fn tell(&self, queue: &JobQueue, status: crate::api::v1alpha1::JobQueueStatus) -> Result<(), Error> {
+    async fn tell(
+        &self,
+        queue: &JobQueue,
+        status: crate::api::v1alpha1::JobQueueStatus,
+    ) -> Result<(), Error> {
         if queue.status.as_ref() == Some(&status) {
             return Ok(());
         }
@@ -383,9 +405,12 @@ impl Context {
         let api: Api<JobQueue> = Api::namespaced(self.client.clone(), &queue.namespace().unwrap_or_default());
         let patch = json!({ "status": status });
         api.patch_status(&queue.name_any(), &PatchParams::default(), &Patch::Merge(&patch)).await?;
-        let turned = before.as_ref().map(|(status, reason, _)| (status, reason)) != now.as_ref().map(|(status, reason, _)| (status, reason));
+        let turned = before.as_ref().map(|(status, reason, _)| (status, reason))
+            != now.as_ref().map(|(status, reason, _)| (status, reason));
         if let (true, Some((status, reason, message))) = (turned, now) {
-            let type_ = if status == "True" || matches!(reason.as_str(), "RedisStarting" | "Connecting" | "WorkersStarting") {
+            let type_ = if status == "True"
+                || matches!(reason.as_str(), "RedisStarting" | "Connecting" | "WorkersStarting")
+            {
                 EventType::Normal
             } else {
                 EventType::Warning
@@ -425,8 +450,16 @@ async fn scale(context: Arc<Context>, mut wishes: UnboundedReceiver<Wish>) {
         let name = Names::of(&object).part("worker");
         match context.scale(&object, &name, decision.replicas).await {
             Ok(_) => {
-                tracing::info!(namespace, jobqueue = queue.name, from, to = decision.replicas, reason = decision.reason, "Scaled");
-                let note = format!("Scaled workers from {from} to {}: {}", decision.replicas, decision.reason);
+                tracing::info!(
+                    namespace,
+                    jobqueue = queue.name,
+                    from,
+                    to = decision.replicas,
+                    reason = decision.reason,
+                    "Scaled"
+                );
+                let note =
+                    format!("Scaled workers from {from} to {}: {}", decision.replicas, decision.reason);
                 context.publish(&object, EventType::Normal, "Scaled", "Scale", note).await;
             }
             Err(error) => tracing::warn!(namespace, jobqueue = queue.name, error = %error, "Could not scale"),
@@ -459,5 +492,8 @@ async fn cluster_id(client: &Client) -> String {
 }
 
 async fn has_pod_monitors(client: &Client) -> bool {
-    client.list_api_group_resources("monitoring.coreos.com/v1").await.is_ok_and(|list| list.resources.iter().any(|one| one.kind == "PodMonitor"))
+    client
+        .list_api_group_resources("monitoring.coreos.com/v1")
+        .await
+        .is_ok_and(|list| list.resources.iter().any(|one| one.kind == "PodMonitor"))
 }

@@ -126,7 +126,8 @@ impl Leadership {
     /// Looks, and takes or renews it if it is to be had; whether it is ours now.
     async fn try_once(&mut self) -> Result<bool, kube::Error> {
         let found = self.api.get_opt(&self.name).await?;
-        let version = found.as_ref().and_then(|lease| lease.metadata.resource_version.clone()).unwrap_or_default();
+        let version =
+            found.as_ref().and_then(|lease| lease.metadata.resource_version.clone()).unwrap_or_default();
         let now = tokio::time::Instant::now();
         let since = match &self.seen {
             Some((seen, since)) if *seen == version => *since,

@@ -120,8 +120,20 @@ async fn run(cli: Cli) -> anyhow::Result<()> {
         leadership.acquire().await;
         tracing::info!(identity, "Leading");
         metrics.lead();
-        let settings = Settings { worker_image, redis_image, cluster_domain, namespace, watched, api_servers: api_servers().await };
-        let work = controller::run(client.clone(), settings, Arc::clone(&metrics), shutdown.clone().cancelled_owned());
+        let settings = Settings {
+            worker_image,
+            redis_image,
+            cluster_domain,
+            namespace,
+            watched,
+            api_servers: api_servers().await,
+        };
+        let work = controller::run(
+            client.clone(),
+            settings,
+            Arc::clone(&metrics),
+            shutdown.clone().cancelled_owned(),
+        );
         tokio::select! {
             ended = work => ended,
             () = leadership.keep() => Err(anyhow::anyhow!("the lease was lost: another operator leads")),
@@ -141,7 +153,10 @@ async fn run(cli: Cli) -> anyhow::Result<()> {
 /// The addresses of the API server, as pods are told them.
 async fn api_servers() -> Vec<std::net::IpAddr> {
     let Ok(host) = std::env::var("KUBERNETES_SERVICE_HOST") else { return Vec::new() };
-    tokio::net::lookup_host((host, 443)).await.map(|found| found.map(|one| one.ip()).collect()).unwrap_or_default()
+    tokio::net::lookup_host((host, 443))
+        .await
+        .map(|found| found.map(|one| one.ip()).collect())
+        .unwrap_or_default()
 }
 
 /// The CRD may be installed after us: look for it until it is there.
@@ -162,7 +177,9 @@ async fn wait_for_crd(client: &Client, namespace: Option<&String>) {
 
 async fn until_signal(shutdown: CancellationToken) {
     use tokio::signal::unix::{SignalKind, signal};
-    let (Ok(mut terminate), Ok(mut interrupt)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) else {
+    let (Ok(mut terminate), Ok(mut interrupt)) =
+        (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
+    else {
         tracing::error!("Could not listen for signals");
         return;
     };
@@ -177,11 +194,16 @@ async fn until_signal(shutdown: CancellationToken) {
 /// A plain HTTP/1.1 GET: the image has no shell and no curl.
 async fn probe(url: &str) -> anyhow::Result<()> {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
-    let rest = url.strip_prefix("http://").ok_or_else(|| anyhow::anyhow!("{url}: must begin with http://"))?;
+    let rest =
+        url.strip_prefix("http://").ok_or_else(|| anyhow::anyhow!("{url}: must begin with http://"))?;
     let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
     let asked = async {
         let mut stream = tokio::net::TcpStream::connect(host).await?;
-        stream.write_all(format!("GET /{path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n").as_bytes()).await?;
+        stream
+            .write_all(
+                format!("GET /{path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n").as_bytes(),
+            )
+            .await?;
         let mut answer = Vec::new();
         stream.take(65_536).read_to_end(&mut answer).await?;
         Ok::<_, std::io::Error>(String::from_utf8_lossy(&answer).into_owned())
@@ -199,10 +221,11 @@ async fn uninstall(cli: &Cli) -> anyhow::Result<()> {
     let client = Client::try_default().await?;
     let me = format!("{}-uninstall", cli.identity.clone().unwrap_or_default());
     Leadership::new(client.clone(), &cli.namespace, &cli.lease_name, &me).usurp().await?;
-    let spaces: Vec<Option<&String>> = match namespaces.iter().filter(|name| !name.is_empty()).collect::<Vec<_>>() {
-        none if none.is_empty() => vec![None],
-        some => some.into_iter().map(Some).collect(),
-    };
+    let spaces: Vec<Option<&String>> =
+        match namespaces.iter().filter(|name| !name.is_empty()).collect::<Vec<_>>() {
+            none if none.is_empty() => vec![None],
+            some => some.into_iter().map(Some).collect(),
+        };
     for space in spaces {
         let all: Api<JobQueue> =
             space.map_or_else(|| Api::all(client.clone()), |space| Api::namespaced(client.clone(), space));

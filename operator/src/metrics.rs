@@ -3,7 +3,10 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use prometheus::{Encoder, Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder};
+use prometheus::{
+    Encoder, Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
+    Registry, TextEncoder,
+};
 
 use crate::observer::Observer;
 
@@ -41,7 +44,8 @@ impl Metrics {
         let queue = &["namespace", "jobqueue", "queue"][..];
         let object = &["namespace", "jobqueue"][..];
         let buckets = vec![0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
-        let seconds = HistogramOpts::new("controller_runtime_reconcile_time_seconds", "How long reconciles took");
+        let seconds =
+            HistogramOpts::new("controller_runtime_reconcile_time_seconds", "How long reconciles took");
         let metrics = Self {
             reconciles: IntCounter::new("controller_runtime_reconcile_total", "Reconciles")?,
             failures: IntCounterVec::new(
@@ -51,14 +55,21 @@ impl Metrics {
             seconds: Histogram::with_opts(seconds.buckets(buckets))?,
             leader: Gauge::new("leader_election_master_status", "1 while this process leads")?,
             waiting: IntGaugeVec::new(Opts::new("queue_length", "Jobs that wait to be run"), queue)?,
-            jobs: IntGaugeVec::new(Opts::new("jobqueue_jobs", "Jobs, by state"), &["namespace", "jobqueue", "state"])?,
-            workers: IntGaugeVec::new(Opts::new("jobqueue_workers_desired", "Workers that are asked for"), object)?,
+            jobs: IntGaugeVec::new(
+                Opts::new("jobqueue_jobs", "Jobs, by state"),
+                &["namespace", "jobqueue", "state"],
+            )?,
+            workers: IntGaugeVec::new(
+                Opts::new("jobqueue_workers_desired", "Workers that are asked for"),
+                object,
+            )?,
             reachable: IntGaugeVec::new(Opts::new("jobqueue_redis_up", "1 while Redis answers"), object)?,
             memory: IntGauge::new("process_resident_memory_bytes", "Memory of this process")?,
             observer: OnceLock::new(),
             registry,
         };
-        let build = IntGaugeVec::new(Opts::new("jobqueue_build_info", "The version of the operator"), &["version"])?;
+        let build =
+            IntGaugeVec::new(Opts::new("jobqueue_build_info", "The version of the operator"), &["version"])?;
         build.with_label_values(&[jobqueue::VERSION]).set(1);
         metrics.registry.register(Box::new(build))?;
         metrics.registry.register(Box::new(metrics.reconciles.clone()))?;

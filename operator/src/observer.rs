@@ -281,7 +281,8 @@ impl Observer {
                 continue;
             }
             let snapshot = session.snapshot(jobqueue::effects::Side::Right).await?;
-            let unfit = snapshot.unfit.iter().chain(snapshot.queues.iter().flat_map(|queue| &queue.unfit)).next();
+            let unfit =
+                snapshot.unfit.iter().chain(snapshot.queues.iter().flat_map(|queue| &queue.unfit)).next();
             if let Some(unfit) = unfit {
                 // Counted as empty it would send the workers home.
                 return Err(StoreError::Unfit { key: unfit.key.clone(), reason: unfit.reason.clone() });
@@ -308,7 +309,8 @@ impl Observer {
             let recently = |watched: &&Watched| {
                 watched.asked_at.is_some_and(|at: Instant| at.elapsed() < CLAIM_INTERVAL)
             };
-            let earlier = watched.filter(recently).and_then(|watched| watched.seen.as_ref()?.conflict.clone());
+            let earlier =
+                watched.filter(recently).and_then(|watched| watched.seen.as_ref()?.conflict.clone());
             (watched.is_none_or(|watched| watched.claimed), earlier)
         };
         if claimed || target.protocol == Protocol::Sidekiq || earlier.is_some() {
@@ -331,7 +333,11 @@ impl Observer {
     }
 
     /// Notes what was seen, decides on the number of workers, and tells who should know.
-    fn saw(&self, queue: &ObjectRef<JobQueue>, seen: Result<(Figures, Option<(String, String)>), StoreError>) {
+    fn saw(
+        &self,
+        queue: &ObjectRef<JobQueue>,
+        seen: Result<(Figures, Option<(String, String)>), StoreError>,
+    ) {
         let mut state = self.state();
         let Some(watched) = state.queues.get_mut(queue) else { return };
         let earlier = watched.seen.clone();
@@ -368,11 +374,14 @@ impl Observer {
             }
         }
         let turned = earlier.as_ref().is_none_or(|earlier| {
-            earlier.trouble != now.trouble || earlier.conflict != now.conflict || earlier.decision != now.decision
+            earlier.trouble != now.trouble
+                || earlier.conflict != now.conflict
+                || earlier.decision != now.decision
         });
-        let figures = watched.told.as_ref().is_none_or(|(told, at)| {
-            at.elapsed() >= FIGURES_INTERVAL && now.figures.differs_from(told)
-        });
+        let figures = watched
+            .told
+            .as_ref()
+            .is_none_or(|(told, at)| at.elapsed() >= FIGURES_INTERVAL && now.figures.differs_from(told));
         if turned || figures {
             watched.told = Some((now.figures.clone(), Instant::now()));
         }

@@ -21,8 +21,9 @@ impl Drop for Telemetry {
 
 /// Starts logging at `level`, and tracing to the OTLP collector at `endpoint` (gRPC).
 pub fn init(level: &str, endpoint: Option<&str>) -> anyhow::Result<Telemetry> {
-    let filter = EnvFilter::try_new(format!("{level},kube=warn,hyper=warn,tower=warn,h2=warn,opentelemetry=warn"))
-        .map_err(|_| anyhow::anyhow!("--log-level = {level}: must be one of debug, info, warn, error"))?;
+    let filter =
+        EnvFilter::try_new(format!("{level},kube=warn,hyper=warn,tower=warn,h2=warn,opentelemetry=warn"))
+            .map_err(|_| anyhow::anyhow!("--log-level = {level}: must be one of debug, info, warn, error"))?;
     let logs = tracing_subscriber::fmt::layer()
         .json()
         .flatten_event(true)
@@ -41,7 +42,8 @@ pub fn init(level: &str, endpoint: Option<&str>) -> anyhow::Result<Telemetry> {
 }
 
 fn provider(endpoint: &str) -> anyhow::Result<SdkTracerProvider> {
-    let exporter = opentelemetry_otlp::SpanExporter::builder().with_tonic().with_endpoint(endpoint).build()?;
+    let exporter =
+        opentelemetry_otlp::SpanExporter::builder().with_tonic().with_endpoint(endpoint).build()?;
     let resource = Resource::builder().with_service_name("jobqueue-operator").build();
     Ok(SdkTracerProvider::builder().with_batch_exporter(exporter).with_resource(resource).build())
 }

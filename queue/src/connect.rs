@@ -101,7 +101,9 @@ impl Reach {
             IpAddr::V6(address) => address.is_unicast_link_local(),
         };
         match address {
-            _ if address.is_loopback() || address.is_unspecified() => Some("a loopback address is not allowed here"),
+            _ if address.is_loopback() || address.is_unspecified() => {
+                Some("a loopback address is not allowed here")
+            }
             _ if link_local || address.is_multicast() => Some("a link-local address is not allowed here"),
             _ if forbidden.contains(&address) => Some("this address is not allowed here"),
             _ => None,
@@ -610,7 +612,17 @@ mod tests {
     #[test]
     fn only_other_machines_are_reached_when_others_say_where_to_dial() {
         let reach = Reach::Elsewhere(vec!["10.96.0.1".parse().unwrap()]);
-        for refused in ["127.0.0.1", "127.8.8.8", "::1", "0.0.0.0", "169.254.169.254", "fe80::1", "::ffff:127.0.0.1", "10.96.0.1", "224.0.0.1"] {
+        for refused in [
+            "127.0.0.1",
+            "127.8.8.8",
+            "::1",
+            "0.0.0.0",
+            "169.254.169.254",
+            "fe80::1",
+            "::ffff:127.0.0.1",
+            "10.96.0.1",
+            "224.0.0.1",
+        ] {
             assert!(reach.refusal(refused.parse().unwrap()).is_some(), "{refused}");
         }
         for allowed in ["10.96.0.2", "192.168.1.1", "2001:db8::1"] {

@@ -25,13 +25,19 @@ pub const COMPLETED: &str = "jobqueue:completed";
 
 /// A variable that `scripts/e2e` sets.
 pub fn given(name: &str) -> String {
-    std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set: run `make test`, or eval \"$(scripts/e2e)\" first"))
+    std::env::var(name)
+        .unwrap_or_else(|_| panic!("{name} is not set: run `make test`, or eval \"$(scripts/e2e)\" first"))
 }
 
 /// Runs a program; its output, or what went wrong in its own words.
 pub async fn run(program: &str, arguments: &[&str], input: Option<&str>) -> Result<String, String> {
     let mut command = Command::new(program);
-    command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    command
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true);
     let mut child = command.spawn().unwrap_or_else(|error| panic!("{program}: {error}: run `make test`"));
     let mut stdin = child.stdin.take().expect("a pipe was asked for");
     let text = input.unwrap_or_default().to_owned();
@@ -146,10 +152,19 @@ impl Namespace {
     }
 
     /// One with these arguments; `secret` is mounted at `/tls`.
-    pub async fn external_with(&self, name: &str, arguments: &[&str], flags: Vec<String>, secret: Option<&str>) -> Redis<'_> {
+    pub async fn external_with(
+        &self,
+        name: &str,
+        arguments: &[&str],
+        flags: Vec<String>,
+        secret: Option<&str>,
+    ) -> Redis<'_> {
         let mut command = vec!["redis-server", "--save", "", "--dir", "/data"];
         command.extend(arguments);
-        let tls = secret.map_or(json!({ "name": "tls", "emptyDir": {} }), |secret| json!({ "name": "tls", "secret": { "secretName": secret } }));
+        let tls = secret.map_or(
+            json!({ "name": "tls", "emptyDir": {} }),
+            |secret| json!({ "name": "tls", "secret": { "secretName": secret } }),
+        );
         let object = json!({ "apiVersion": "v1", "kind": "List", "items": [
             {
                 "apiVersion": "v1", "kind": "Pod",
@@ -175,7 +190,9 @@ impl Namespace {
             },
         ]});
         self.apply(&object.to_string()).await;
-        self.kubectl(&["wait", "--for=condition=Ready", "--timeout=120s", "pod", name]).await.expect("a Redis");
+        self.kubectl(&["wait", "--for=condition=Ready", "--timeout=120s", "pod", name])
+            .await
+            .expect("a Redis");
         Redis { namespace: self, pod: name.to_owned(), flags }
     }
 
@@ -191,7 +208,9 @@ impl Namespace {
 
     /// The messages of the events with this reason.
     pub async fn events(&self, reason: &str) -> Vec<String> {
-        let found = self.kubectl(&["get", "events", "--field-selector", &format!("reason={reason}"), "-o", "json"]).await;
+        let found = self
+            .kubectl(&["get", "events", "--field-selector", &format!("reason={reason}"), "-o", "json"])
+            .await;
         let list: Value = serde_json::from_str(&found.expect("events")).expect("JSON");
         let items = list["items"].as_array().cloned().unwrap_or_default();
         items.iter().filter_map(|event| event["message"].as_str().map(str::to_owned)).collect()
@@ -224,7 +243,8 @@ impl Redis<'_> {
         all.extend(arguments);
         let answer = run("kubectl", &all, input).await?.trim().to_owned();
         // redis-cli exits with 0 whatever Redis said.
-        let refused = ["ERR", "NOAUTH", "NOPERM", "WRONG", "LOADING", "MISCONF", "(error)", "Could not connect"];
+        let refused =
+            ["ERR", "NOAUTH", "NOPERM", "WRONG", "LOADING", "MISCONF", "(error)", "Could not connect"];
         if refused.iter().any(|word| answer.starts_with(word)) { Err(answer) } else { Ok(answer) }
     }
 
@@ -265,7 +285,11 @@ impl Redis<'_> {
         wanted.sort();
         patiently("completed jobs", async || {
             let completed = self.completed().await?;
-            if completed.len() >= wanted.len() { Ok(()) } else { Err(format!("{} of {}", completed.len(), wanted.len())) }
+            if completed.len() >= wanted.len() {
+                Ok(())
+            } else {
+                Err(format!("{} of {}", completed.len(), wanted.len()))
+            }
         })
         .await;
         assert_eq!(self.completed().await.expect("completed jobs"), wanted, "each job once");
@@ -289,7 +313,13 @@ pub async fn test_cluster(arguments: &[&str]) -> Option<String> {
         println!("skipped: this is not the test cluster");
         return None;
     }
-    Some(run(tool, arguments, None).await.unwrap_or_else(|error| panic!("{arguments:?}: {error}")).trim().to_owned())
+    Some(
+        run(tool, arguments, None)
+            .await
+            .unwrap_or_else(|error| panic!("{arguments:?}: {error}"))
+            .trim()
+            .to_owned(),
+    )
 }
 
 /// The requests of the operator since a moment.

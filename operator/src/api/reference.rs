@@ -28,7 +28,8 @@ fn section(text: &mut String, path: &str, schema: &Value) {
     let _ = writeln!(text, "\n## {path}\n\n| field | type | default | |\n|---|---|---|---|");
     for (name, field) in fields {
         let default = field.get("default").filter(|value| !value.is_object());
-        let default = default.map_or(String::new(), |value| format!("`{}`", value.to_string().trim_matches('"')));
+        let default =
+            default.map_or(String::new(), |value| format!("`{}`", value.to_string().trim_matches('"')));
         let required = schema["required"].as_array().is_some_and(|names| names.iter().any(|one| one == name));
         let _ = writeln!(
             text,
@@ -54,13 +55,20 @@ fn section(text: &mut String, path: &str, schema: &Value) {
 
 fn rules(schema: &Value) -> impl Iterator<Item = (&str, &str)> {
     let rules = schema["x-kubernetes-validations"].as_array();
-    rules.into_iter().flatten().map(|rule| {
-        (rule["rule"].as_str().unwrap_or_default(), rule["message"].as_str().unwrap_or_default())
-    })
+    rules
+        .into_iter()
+        .flatten()
+        .map(|rule| (rule["rule"].as_str().unwrap_or_default(), rule["message"].as_str().unwrap_or_default()))
 }
 
 fn description(schema: &Value) -> String {
-    schema["description"].as_str().unwrap_or_default().split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|")
+    schema["description"]
+        .as_str()
+        .unwrap_or_default()
+        .split_whitespace()
+        .collect::<Vec<_>>()
+        .join(" ")
+        .replace('|', "\\|")
 }
 
 fn kind(schema: &Value) -> String {
@@ -71,7 +79,9 @@ fn kind(schema: &Value) -> String {
         return words.join(", ");
     }
     let name = schema.get("type").and_then(Value::as_str).unwrap_or("any");
-    let bound = |key: &str| schema.get(key).map(|bound| bound.as_f64().map_or(String::new(), |bound| bound.to_string()));
+    let bound = |key: &str| {
+        schema.get(key).map(|bound| bound.as_f64().map_or(String::new(), |bound| bound.to_string()))
+    };
     match (bound("minimum"), bound("maximum")) {
         (Some(low), Some(high)) => format!("{name}, {low} to {high}"),
         (Some(low), None) => format!("{name}, at least {low}"),

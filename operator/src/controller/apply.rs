@@ -3,8 +3,8 @@ use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
 use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams};
-use kube::runtime::reflector::ObjectRef;
 use kube::core::{ApiResource, GroupVersionKind};
+use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 
@@ -100,11 +100,17 @@ impl Context {
         child: &Child,
         live: Option<DynamicObject>,
     ) -> Result<Option<Value>, Error> {
-        let ours = |live: &DynamicObject| live.owner_references().iter().any(|owner| Some(&owner.uid) == queue.metadata.uid.as_ref());
+        let ours = |live: &DynamicObject| {
+            live.owner_references().iter().any(|owner| Some(&owner.uid) == queue.metadata.uid.as_ref())
+        };
         let Some(desired) = &child.object else {
             if live.as_ref().is_some_and(ours) {
                 api.delete(&child.name, &DeleteParams::background()).await?;
-                tracing::info!(kind = child.kind.kind, name = child.name, "Removed what is not wanted any more");
+                tracing::info!(
+                    kind = child.kind.kind,
+                    name = child.name,
+                    "Removed what is not wanted any more"
+                );
             }
             return Ok(None);
         };
@@ -137,7 +143,8 @@ impl Context {
         if let (Some(desired), Some(live)) = (&child.object, &live) {
             let live = serde_json::to_value(live).unwrap_or_default();
             let image = &self.settings.worker_image;
-            if is_upgrade(desired, &live, image) && !self.rolling.may_begin(&turn, std::time::Instant::now()) {
+            if is_upgrade(desired, &live, image) && !self.rolling.may_begin(&turn, std::time::Instant::now())
+            {
                 return Ok((Some(live), true));
             }
         }
@@ -205,7 +212,13 @@ impl Context {
     }
 
     /// Makes an object that stays when its queue goes: an earlier one of the same queue is used again.
-    pub async fn create_kept(&self, queue: &JobQueue, kind: &'static Kind, name: &str, object: &Value) -> Result<(), Error> {
+    pub async fn create_kept(
+        &self,
+        queue: &JobQueue,
+        kind: &'static Kind,
+        name: &str,
+        object: &Value,
+    ) -> Result<(), Error> {
         let api = self.dynamic(kind, queue);
         if let Some(live) = api.get_opt(name).await? {
             if live.labels().get("app.kubernetes.io/managed-by").map(String::as_str) != Some(MANAGED_BY) {
@@ -282,9 +295,9 @@ fn scaler_owns_replicas(live: &DynamicObject) -> bool {
 /// Whether the live object says everything that is desired; what else it says is not ours.
 pub fn is_satisfied(desired: &Value, live: &Value) -> bool {
     match (desired, live) {
-        (Value::Object(desired), Value::Object(live)) => desired.iter().all(|(name, value)| {
-            live.get(name).map_or(is_nothing(value), |live| is_satisfied(value, live))
-        }),
+        (Value::Object(desired), Value::Object(live)) => desired
+            .iter()
+            .all(|(name, value)| live.get(name).map_or(is_nothing(value), |live| is_satisfied(value, live))),
         (Value::Array(desired), Value::Array(live)) => {
             let by_name = |entry: &Value| entry.get("name").cloned();
             desired.len() == live.len()

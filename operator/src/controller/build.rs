@@ -127,7 +127,8 @@ pub fn children(queue: &JobQueue, resolved: &Resolved) -> Result<Children, Error
         let message = "spec.protocol: the workers of this version speak files only";
         return Err(Error::stalled("UnsupportedProtocol", message));
     }
-    let rendered = render(queue, resolved).map_err(|problems| Error::stalled("InvalidSpec", problems.to_string()))?;
+    let rendered =
+        render(queue, resolved).map_err(|problems| Error::stalled("InvalidSpec", problems.to_string()))?;
     let plan = Plan { queue, resolved, names: Names::of(queue), rendered: &rendered };
     Ok(Children {
         service_account: policies::service_account(&plan),

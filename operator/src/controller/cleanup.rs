@@ -26,7 +26,8 @@ impl Context {
         if wanted == has {
             return Ok(());
         }
-        let mut finalizers: Vec<&String> = queue.finalizers().iter().filter(|name| *name != FINALIZER).collect();
+        let mut finalizers: Vec<&String> =
+            queue.finalizers().iter().filter(|name| *name != FINALIZER).collect();
         let ours = FINALIZER.to_owned();
         if wanted {
             finalizers.push(&ours);
@@ -37,7 +38,8 @@ impl Context {
     async fn write_finalizers(&self, queue: &JobQueue, finalizers: &[&String]) -> Result<(), Error> {
         let api: Api<JobQueue> = Api::namespaced(self.client.clone(), &queue.namespace().unwrap_or_default());
         // With the version: somebody else's finalizer that came in between is not to be lost.
-        let patch = json!({ "metadata": { "finalizers": finalizers, "resourceVersion": queue.resource_version() } });
+        let patch =
+            json!({ "metadata": { "finalizers": finalizers, "resourceVersion": queue.resource_version() } });
         match api.patch(&queue.name_any(), &PatchParams::default(), &Patch::Merge(&patch)).await {
             Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
             answer => Ok(answer.map(|_| ())?),
@@ -68,7 +70,12 @@ impl Context {
             let since = queue.metadata.deletion_timestamp.as_ref().map(|at| at.0);
             let waited = since.map_or(0, |since| jiff::Timestamp::now().as_second() - since.as_second());
             if waited < i64::try_from(PATIENCE.as_secs()).unwrap_or(i64::MAX) {
-                tracing::warn!(namespace = names.namespace, jobqueue = names.queue, error = message, "Could not delete the keys, trying again");
+                tracing::warn!(
+                    namespace = names.namespace,
+                    jobqueue = names.queue,
+                    error = message,
+                    "Could not delete the keys, trying again"
+                );
                 return Ok(Action::requeue(Duration::from_secs(5)));
             }
             let note = format!("Deleted without its keys in Redis, which could not be reached: {message}");
@@ -89,7 +96,8 @@ impl Context {
     async fn has_pods(&self, names: &Names, selector: &str) -> Result<bool, Error> {
         let api: Api<kube::core::PartialObjectMeta<k8s_openapi::api::core::v1::Pod>> =
             Api::namespaced(self.client.clone(), &names.namespace);
-        let params = ListParams::default().labels(&format!("{QUEUE_LABEL}={},{selector}", names.queue)).limit(1);
+        let params =
+            ListParams::default().labels(&format!("{QUEUE_LABEL}={},{selector}", names.queue)).limit(1);
         Ok(!api.list_metadata(&params).await?.items.is_empty())
     }
 

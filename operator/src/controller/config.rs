@@ -165,9 +165,8 @@ fn redis_address(tree: &mut Tree, queue: &JobQueue, resolved: &Resolved) {
         tree.set("redis.db", db);
     }
     let secret = resolved.redis_secret.as_ref();
-    let file = |key: &str| {
-        secret.filter(|secret| secret.has(key)).map(|_| format!("{REDIS_SECRET_DIR}/{key}"))
-    };
+    let file =
+        |key: &str| secret.filter(|secret| secret.has(key)).map(|_| format!("{REDIS_SECRET_DIR}/{key}"));
     if let Some(path) = file("password") {
         tree.set("redis.password_file", path);
     }

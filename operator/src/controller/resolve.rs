@@ -93,7 +93,10 @@ impl Resolved {
                 if secret.has("token") == secret.has("hmac") {
                     return Err(Error::stalled(
                         "InvalidSecret",
-                        format!("{field}: Secret {} must have exactly one of the keys token and hmac", reference.name),
+                        format!(
+                            "{field}: Secret {} must have exactly one of the keys token and hmac",
+                            reference.name
+                        ),
                     ));
                 }
                 Some(secret)
@@ -124,7 +127,8 @@ impl Context {
     pub async fn find_secret(&self, namespace: &str, name: &str) -> Result<Option<SecretData>, Error> {
         let api: Api<Secret> = Api::namespaced(self.client.clone(), namespace);
         let found = api.get_opt(name).await?;
-        let data = |secret: Secret| secret.data.unwrap_or_default().into_iter().map(|(key, value)| (key, value.0));
+        let data =
+            |secret: Secret| secret.data.unwrap_or_default().into_iter().map(|(key, value)| (key, value.0));
         Ok(found.map(|secret| SecretData::new(name, data(secret).collect())))
     }
 

@@ -82,9 +82,7 @@ mod tests {
 
     #[test]
     fn only_a_new_image_of_running_workers_is_an_upgrade() {
-        let with = |image: &str, replicas: i64| {
-            json!({ "spec": { "replicas": replicas, "template": { "spec": { "containers": [{ "image": image }] } } } })
-        };
+        let with = |image: &str, replicas: i64| json!({ "spec": { "replicas": replicas, "template": { "spec": { "containers": [{ "image": image }] } } } });
         assert!(is_upgrade(&with("worker:2", 3), &with("worker:1", 3), "worker:2"));
         assert!(!is_upgrade(&with("worker:2", 3), &with("worker:1", 0), "worker:2"));
         assert!(!is_upgrade(&with("worker:2", 3), &with("worker:2", 3), "worker:2"));

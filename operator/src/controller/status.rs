@@ -10,7 +10,9 @@ use super::names::Names;
 use crate::api::conditions::{
     DURABLE, Finding, READY, REDIS_REACHABLE, SCALING_ACTIVE, STALLED, WORKERS_AVAILABLE, merge,
 };
-use crate::api::v1alpha1::{JobQueue, JobQueueStatus, QueueStatus, ScalingMode, ScalingStatus, WorkersStatus};
+use crate::api::v1alpha1::{
+    JobQueue, JobQueueStatus, QueueStatus, ScalingMode, ScalingStatus, WorkersStatus,
+};
 use crate::observer::Observation;
 
 /// What a reconcile came to.
@@ -27,7 +29,12 @@ pub enum Outcome<'a> {
 }
 
 /// The status that follows from what was applied and seen.
-pub fn status(queue: &JobQueue, outcome: &Outcome, seen: Option<&Observation>, now: Timestamp) -> JobQueueStatus {
+pub fn status(
+    queue: &JobQueue,
+    outcome: &Outcome,
+    seen: Option<&Observation>,
+    now: Timestamp,
+) -> JobQueueStatus {
     let earlier = queue.status.clone().unwrap_or_default();
     let generation = queue.metadata.generation.unwrap_or(0);
     let mut status = JobQueueStatus { observed_generation: Some(generation), ..earlier.clone() };
@@ -70,8 +77,11 @@ fn figures(status: &mut JobQueueStatus, queues: &[(String, String)], seen: &Obse
     status.dead_letters = whole(figures.dead_letters);
     if let Some((decision, at)) = &seen.decision {
         let time = Timestamp::from_second(i64::try_from(at / 1000).unwrap_or(0)).unwrap_or_default();
-        status.scaling =
-            Some(ScalingStatus { replicas: decision.replicas, reason: decision.reason.clone(), time: Time(time) });
+        status.scaling = Some(ScalingStatus {
+            replicas: decision.replicas,
+            reason: decision.reason.clone(),
+            time: Time(time),
+        });
     }
 }
 
@@ -104,7 +114,11 @@ fn findings(
     } else if desired > 0 && ready == 0 && !starting {
         findings.push(Finding { kind: READY, ..workers.clone() });
     } else if queue.spec.paused {
-        findings.push(Finding::yes(READY, "Paused", "Paused by spec.paused: jobs are accepted and kept, none is started"));
+        findings.push(Finding::yes(
+            READY,
+            "Paused",
+            "Paused by spec.paused: jobs are accepted and kept, none is started",
+        ));
     } else {
         let message = match desired {
             0 => "No jobs, no workers: they start with the first job".to_owned(),
@@ -149,7 +163,11 @@ fn durable(queue: &JobQueue) -> Finding {
         let message = "spec.redis.managed.storage is ephemeral: all jobs are lost when the pod of Redis goes";
         return Finding::no(DURABLE, "Ephemeral", message);
     }
-    Finding::yes(DURABLE, "Volume", "Jobs are kept on a volume; a crash of Redis may lose the last second of changes")
+    Finding::yes(
+        DURABLE,
+        "Volume",
+        "Jobs are kept on a volume; a crash of Redis may lose the last second of changes",
+    )
 }
 
 fn workers(applied: &Applied, desired: i32, ready: i32) -> Finding {
@@ -157,7 +175,11 @@ fn workers(applied: &Applied, desired: i32, ready: i32) -> Finding {
         return Finding::yes(WORKERS_AVAILABLE, "NoneWanted", "No workers are wanted");
     }
     if ready >= desired {
-        return Finding::yes(WORKERS_AVAILABLE, "Available", format!("{ready} of {desired} workers are ready"));
+        return Finding::yes(
+            WORKERS_AVAILABLE,
+            "Available",
+            format!("{ready} of {desired} workers are ready"),
+        );
     }
     let message = format!("{ready} of {desired} workers are ready");
     match failure(applied) {
@@ -179,7 +201,9 @@ fn failure(applied: &Applied) -> Option<String> {
 
 fn scaling(queue: &JobQueue, seen: Option<&Observation>) -> Finding {
     match (queue.spec.scaling.mode, seen) {
-        (ScalingMode::Manual, _) => Finding::no(SCALING_ACTIVE, "Manual", "scaling.mode is Manual: spec.replicas decides"),
+        (ScalingMode::Manual, _) => {
+            Finding::no(SCALING_ACTIVE, "Manual", "scaling.mode is Manual: spec.replicas decides")
+        }
         (_, Some(Observation { trouble: None, conflict: None, .. })) => {
             let range = &queue.spec.scaling;
             let message = format!(
@@ -188,7 +212,11 @@ fn scaling(queue: &JobQueue, seen: Option<&Observation>) -> Finding {
             );
             Finding::yes(SCALING_ACTIVE, "Following", message)
         }
-        _ => Finding::no(SCALING_ACTIVE, "Holding", "Redis cannot be read: the number of workers stays as it is"),
+        _ => Finding::no(
+            SCALING_ACTIVE,
+            "Holding",
+            "Redis cannot be read: the number of workers stays as it is",
+        ),
     }
 }
 

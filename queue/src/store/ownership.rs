@@ -35,7 +35,8 @@ impl Session {
         for family in [self.keys.seen(""), self.keys.enqueued(""), self.keys.quiet("")] {
             let mut cursor = "0".to_owned();
             loop {
-                let (next, keys) = self.scan_any(&cursor, &format!("{}*", escape_glob(&family)), 1000).await?;
+                let (next, keys) =
+                    self.scan_any(&cursor, &format!("{}*", escape_glob(&family)), 1000).await?;
                 for key in keys {
                     // A member of the family is one word longer; anything else belongs to somebody else.
                     if key.strip_prefix(&family).is_some_and(|rest| !rest.contains(':')) {

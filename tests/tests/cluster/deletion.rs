@@ -27,7 +27,11 @@ async fn delete_removes_the_managed_redis_with_volume_and_password() {
     for kind in ["pvc", "secret", "statefulset", "deployment", "service", "configmap", "pod"] {
         patiently(kind, async || {
             let left = space.list(kind, "jobqueue.dev/queue=gone").await;
-            if left.is_empty() { Ok(()) } else { Err(left.iter().map(|one| one["metadata"]["name"].clone()).collect::<Vec<_>>()) }
+            if left.is_empty() {
+                Ok(())
+            } else {
+                Err(left.iter().map(|one| one["metadata"]["name"].clone()).collect::<Vec<_>>())
+            }
         })
         .await;
     }

@@ -13,12 +13,22 @@ async fn what_is_changed_by_hand_is_put_right() {
     let service = space.get("service", "drift-redis").await["metadata"]["uid"].clone();
 
     let edited = r#"{"data": {"config.yaml": "edited"}}"#;
-    space.kubectl(&["patch", "configmap", "drift-config", "--type=merge", "-p", edited]).await.expect("edited");
-    space.kubectl(&["set", "image", "deployment/drift-worker", "worker=example.invalid/none:1"]).await.expect("edited");
+    space
+        .kubectl(&["patch", "configmap", "drift-config", "--type=merge", "-p", edited])
+        .await
+        .expect("edited");
+    space
+        .kubectl(&["set", "image", "deployment/drift-worker", "worker=example.invalid/none:1"])
+        .await
+        .expect("edited");
     space.kubectl(&["delete", "service", "drift-redis"]).await.expect("deleted");
 
-    patiently("the configuration", async || space.get("configmap", "drift-config").await["data"] == config).await;
-    patiently("the image", async || image(&space.get("deployment", "drift-worker").await) == image(&deployment)).await;
+    patiently("the configuration", async || space.get("configmap", "drift-config").await["data"] == config)
+        .await;
+    patiently("the image", async || {
+        image(&space.get("deployment", "drift-worker").await) == image(&deployment)
+    })
+    .await;
     patiently("the service", async || {
         space.find("service", "drift-redis").await.is_some_and(|found| found["metadata"]["uid"] != service)
     })
@@ -37,7 +47,10 @@ async fn a_variable_of_ours_that_is_changed_by_hand_is_put_right() {
         deployment["spec"]["template"]["spec"]["containers"][0]["env"].clone()
     };
     let before = env().await;
-    space.kubectl(&["set", "env", "deployment/variable-worker", "WORKER_NAMESPACE=elsewhere"]).await.expect("edited");
+    space
+        .kubectl(&["set", "env", "deployment/variable-worker", "WORKER_NAMESPACE=elsewhere"])
+        .await
+        .expect("edited");
     patiently("the variable", async || {
         let now = env().await;
         if now == before { Ok(()) } else { Err(now) }
@@ -52,9 +65,11 @@ async fn policies_and_the_identity_come_back_when_they_are_deleted() {
     let space = Namespace::create("policies").await;
     space.queue("policies", "{}").await;
     space.await_ready("policies").await;
-    for (kind, name) in
-        [("serviceaccount", "policies"), ("poddisruptionbudget", "policies-worker"), ("networkpolicy", "policies-redis")]
-    {
+    for (kind, name) in [
+        ("serviceaccount", "policies"),
+        ("poddisruptionbudget", "policies-worker"),
+        ("networkpolicy", "policies-redis"),
+    ] {
         space.kubectl(&["delete", kind, name]).await.expect("deleted");
         patiently(kind, async || space.find(kind, name).await).await;
     }

@@ -20,15 +20,36 @@ async fn an_external_redis_is_used_with_tls_and_an_acl_user_of_a_secret() {
     ]});
     space.apply(&secrets.to_string()).await;
     let server = [
-        "--port", "0", "--tls-port", "6379", "--tls-cert-file", "/tls/tls.crt", "--tls-key-file", "/tls/tls.key",
-        "--tls-ca-cert-file", "/tls/ca.crt", "--user", "orders", "on", ">sesame", "~*", "&*", "+@all", "--user", "default", "off",
+        "--port",
+        "0",
+        "--tls-port",
+        "6379",
+        "--tls-cert-file",
+        "/tls/tls.crt",
+        "--tls-key-file",
+        "/tls/tls.key",
+        "--tls-ca-cert-file",
+        "/tls/ca.crt",
+        "--user",
+        "orders",
+        "on",
+        ">sesame",
+        "~*",
+        "&*",
+        "+@all",
+        "--user",
+        "default",
+        "off",
     ];
     // The server's own certificate is for servers only: redis-cli in its pod has none to show.
     let server = [&server[..], &["--tls-auth-clients", "optional"]].concat();
-    let flags = ["--tls", "--cacert", "/tls/ca.crt", "--no-auth-warning", "--user", "orders", "--pass", "sesame"];
-    let redis = space.external_with("store", &server, flags.map(str::to_owned).to_vec(), Some("server")).await;
+    let flags =
+        ["--tls", "--cacert", "/tls/ca.crt", "--no-auth-warning", "--user", "orders", "--pass", "sesame"];
+    let redis =
+        space.external_with("store", &server, flags.map(str::to_owned).to_vec(), Some("server")).await;
     let address = format!("store.{}:6379", space.name);
-    let external = format!("{{address: \"{address}\", secretRef: {{name: client}}, tls: {{serverName: localhost}}}}");
+    let external =
+        format!("{{address: \"{address}\", secretRef: {{name: client}}, tls: {{serverName: localhost}}}}");
     space.queue("orders", &format!("{{redis: {{external: {external}}}}}")).await;
     space.await_ready("orders").await;
     redis.push(LOW, 0..3).await;
@@ -44,7 +65,10 @@ async fn a_missing_secret_stalls_the_queue_until_it_is_created() {
     space.queue("orders", &format!("{{redis: {{external: {external}}}}}")).await;
     let stalled = space.await_condition("orders", "Stalled", "True/SecretNotFound").await;
     assert!(stalled.contains("spec.redis.external.secretRef: there is no Secret later"), "{stalled}");
-    space.kubectl(&["create", "secret", "generic", "later", "--from-literal=pass=sesame"]).await.expect("created");
+    space
+        .kubectl(&["create", "secret", "generic", "later", "--from-literal=pass=sesame"])
+        .await
+        .expect("created");
     let stalled = space.await_condition("orders", "Stalled", "True/InvalidSecret").await;
     assert!(stalled.contains("Secret later has no key password: add it"), "{stalled}");
     let added = r#"{"stringData": {"password": "sesame"}}"#;
@@ -57,7 +81,10 @@ async fn a_missing_secret_stalls_the_queue_until_it_is_created() {
 async fn a_wrong_password_is_told_and_a_right_one_is_taken_up() {
     let space = Namespace::create("password").await;
     space.external_with("store", &["--requirepass", "sesame"], vec![], None).await;
-    space.kubectl(&["create", "secret", "generic", "login", "--from-literal=password=wrong"]).await.expect("created");
+    space
+        .kubectl(&["create", "secret", "generic", "login", "--from-literal=password=wrong"])
+        .await
+        .expect("created");
     let external = format!("{{address: \"store.{}:6379\", secretRef: {{name: login}}}}", space.name);
     space.queue("orders", &format!("{{redis: {{external: {external}}}}}")).await;
     let ready = space.await_condition("orders", "Ready", "False/Unreachable").await;
@@ -134,7 +161,11 @@ async fn a_queue_that_is_created_again_under_its_name_owns_its_keys_again() {
         for key in keys.lines() {
             owners.push(redis.ask(&["GET", key]).await?);
         }
-        if !owners.is_empty() && owners.iter().all(|owner| owner.ends_with(&uid)) { Ok(()) } else { Err(format!("{owners:?}, not {uid}")) }
+        if !owners.is_empty() && owners.iter().all(|owner| owner.ends_with(&uid)) {
+            Ok(())
+        } else {
+            Err(format!("{owners:?}, not {uid}"))
+        }
     })
     .await;
     space.delete().await;

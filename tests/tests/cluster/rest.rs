@@ -40,5 +40,9 @@ async fn queues_at_rest_are_not_written() {
 }
 
 fn writes(audit: &Audit, space: &Namespace) -> Vec<Request> {
-    audit.requests().into_iter().filter(|request| request.namespace == space.name && request.is_write()).collect()
+    audit
+        .requests()
+        .into_iter()
+        .filter(|request| request.namespace == space.name && request.is_write())
+        .collect()
 }

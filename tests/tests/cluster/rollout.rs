@@ -34,7 +34,9 @@ async fn settings_that_are_no_business_of_the_workers_leave_their_pods_alone() {
     space.queue("unrolled", "{scaling: {minReplicas: 1}}").await;
     space.await_condition("unrolled", "WorkersAvailable", "True/Available").await;
     let before = worker_pods(&space).await;
-    space.patch("unrolled", r#"{"spec": {"scaling": {"maxReplicas": 20}, "deletionPolicy": "Delete"}}"#).await;
+    space
+        .patch("unrolled", r#"{"spec": {"scaling": {"maxReplicas": 20}, "deletionPolicy": "Delete"}}"#)
+        .await;
     patiently("the change to be seen", async || {
         let object = space.get("jobqueue", "unrolled").await;
         object["status"]["observedGeneration"] == object["metadata"]["generation"]

@@ -20,7 +20,11 @@ async fn two_hundred_and_fifty_jobs_start_three_workers_in_one_step() {
     redis.await_completed(0..250).await;
     patiently("what was decided", async || {
         let scaling = space.get("jobqueue", "burst").await["status"]["scaling"].clone();
-        if scaling["replicas"] == 3 && scaling["reason"] == "250 jobs, 100 a worker" { Ok(()) } else { Err(scaling) }
+        if scaling["replicas"] == 3 && scaling["reason"] == "250 jobs, 100 a worker" {
+            Ok(())
+        } else {
+            Err(scaling)
+        }
     })
     .await;
     assert_eq!(space.events("Scaled").await, ["Scaled workers from 0 to 3: 250 jobs, 100 a worker"]);

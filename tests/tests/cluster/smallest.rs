@@ -16,7 +16,10 @@ async fn the_smallest_queue_is_ready_without_workers_and_completes_its_first_job
     let redis = space.managed("hello").await;
     redis.push(LOW, 0..1).await;
     redis.await_completed(0..1).await;
-    println!("spec: {{}} was Ready {ready:.1?} after apply, its first job completed after {:.1?}", began.elapsed());
+    println!(
+        "spec: {{}} was Ready {ready:.1?} after apply, its first job completed after {:.1?}",
+        began.elapsed()
+    );
     space.delete().await;
 }
 

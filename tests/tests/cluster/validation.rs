@@ -13,14 +13,20 @@ async fn a_bad_spec_is_refused_with_the_reason() {
         ("{redis: {external: {address: 'redis://a'}}}", "spec.redis.external.address"),
         ("{redis: {managed: {storage: {ephemeral: {}, size: 1Gi}}}}", "ephemeral storage has no size"),
         ("{worker: {handler: {}}}", "set exactly one of simulate, http and command"),
-        ("{worker: {handler: {simulate: {}, command: {argv: [a]}}}}", "set exactly one of simulate, http and command"),
+        (
+            "{worker: {handler: {simulate: {}, command: {argv: [a]}}}}",
+            "set exactly one of simulate, http and command",
+        ),
         ("{worker: {app: {}}}", "app needs handler.http: the worker posts the jobs to it"),
         ("{worker: {handler: {http: {}}}}", "handler.http needs exactly one of app"),
         ("{worker: {app: {}, handler: {http: {url: 'http://a'}}}}", "handler.http needs exactly one of app"),
         ("{worker: {concurrency: 0}}", "spec.worker.concurrency"),
         ("{worker: {drainTimeout: soon}}", "spec.worker.drainTimeout"),
         ("{worker: {drainTimeout: 5}}", "spec.worker.drainTimeout"),
-        ("{protocol: async, producer: {volume: {emptyDir: {}}}}", "spec.producer scans files: it needs protocol: files"),
+        (
+            "{protocol: async, producer: {volume: {emptyDir: {}}}}",
+            "spec.producer scans files: it needs protocol: files",
+        ),
         ("{api: {}}", "spec.api is the HTTP API of protocol: async"),
         ("{sidekiq: {}}", "spec.sidekiq needs protocol: sidekiq"),
         ("{producer: {}}", "spec.producer.volume: Required value"),
@@ -33,7 +39,8 @@ async fn a_bad_spec_is_refused_with_the_reason() {
     }
     let long = "a".repeat(41);
     for name in [long.as_str(), "1st", "with.dots"] {
-        refused(&space, name, "{}", "metadata.name must have at most 40 characters, begin with a letter").await;
+        refused(&space, name, "{}", "metadata.name must have at most 40 characters, begin with a letter")
+            .await;
     }
     space.delete().await;
 }
@@ -45,14 +52,29 @@ async fn what_would_leave_jobs_behind_cannot_be_changed() {
     let prefixed = "{keyPrefix: a, redis: {external: {address: 'nowhere.invalid:6379'}}}";
     let other = "{keyPrefix: b, redis: {external: {address: 'nowhere.invalid:6379'}}}";
     let cases = [
-        ("protocol", external, "{protocol: async, redis: {external: {address: 'nowhere.invalid:6379'}}}", "spec.protocol cannot be changed"),
+        (
+            "protocol",
+            external,
+            "{protocol: async, redis: {external: {address: 'nowhere.invalid:6379'}}}",
+            "spec.protocol cannot be changed",
+        ),
         ("prefix", prefixed, other, "spec.keyPrefix cannot be changed"),
         ("prefix-added", external, prefixed, "spec.keyPrefix cannot be changed"),
         ("prefix-removed", prefixed, external, "spec.keyPrefix cannot be changed"),
         ("to-external", "{}", external, "spec.redis cannot change between managed and external"),
-        ("to-managed", external, "{redis: {managed: {}}}", "spec.redis cannot change between managed and external"),
+        (
+            "to-managed",
+            external,
+            "{redis: {managed: {}}}",
+            "spec.redis cannot change between managed and external",
+        ),
         ("to-nothing", external, "{}", "spec.redis cannot change between managed and external"),
-        ("to-ephemeral", "{redis: {managed: {storage: {size: 1Gi}}}}", "{redis: {managed: {storage: {ephemeral: {}}}}}", "storage cannot change between a volume and ephemeral"),
+        (
+            "to-ephemeral",
+            "{redis: {managed: {storage: {size: 1Gi}}}}",
+            "{redis: {managed: {storage: {ephemeral: {}}}}}",
+            "storage cannot change between a volume and ephemeral",
+        ),
     ];
     for (name, before, after, message) in cases {
         space.queue(name, before).await;

@@ -42,7 +42,11 @@ async fn jobs_run_without_an_api_server(away: Duration) {
     eventually(away, "all jobs to end", async || {
         let completed: u64 = redis.llen("jobqueue:completed").await.map_err(|error| error.to_string())?;
         let dead: u64 = redis.llen("jobqueue:dead_letter").await.map_err(|error| error.to_string())?;
-        if (completed, dead) == (30, 10) { Ok(()) } else { Err(format!("{completed} completed, {dead} dead")) }
+        if (completed, dead) == (30, 10) {
+            Ok(())
+        } else {
+            Err(format!("{completed} completed, {dead} dead"))
+        }
     })
     .await;
     pass(away.saturating_sub(came.elapsed())).await;

@@ -21,7 +21,17 @@ async fn an_upgrade_with_jobs_in_flight_loses_none_and_leaves_redis_alone() {
     let before = uid().await;
     redis.push(LOW, 0..96).await;
     let annotation = format!("podAnnotations.upgraded=v{}", fastrand::u32(..));
-    helm(&["upgrade", "jobqueue", CHART, "--reuse-values", "--set-string", &annotation, "--wait", "--timeout=3m"]).await;
+    helm(&[
+        "upgrade",
+        "jobqueue",
+        CHART,
+        "--reuse-values",
+        "--set-string",
+        &annotation,
+        "--wait",
+        "--timeout=3m",
+    ])
+    .await;
     await_operators(2).await;
     redis.await_completed(0..96).await;
     assert_eq!(uid().await, before);
@@ -42,7 +52,15 @@ async fn an_uninstall_keeps_the_queues_and_hangs_nothing() {
     }
     let values = tempfile::NamedTempFile::new().expect("a file");
     std::fs::write(values.path(), helm(&["get", "values", "jobqueue", "-o", "yaml"]).await).expect("written");
-    let install = ["install", "jobqueue", CHART, "--values", values.path().to_str().expect("text"), "--wait", "--timeout=3m"];
+    let install = [
+        "install",
+        "jobqueue",
+        CHART,
+        "--values",
+        values.path().to_str().expect("text"),
+        "--wait",
+        "--timeout=3m",
+    ];
 
     helm(&["uninstall", "jobqueue", "--wait", "--timeout=3m"]).await;
     kubectl(&["get", "crd", "jobqueues.jobqueue.dev"]).await.expect("the CRD stays");

@@ -48,7 +48,8 @@ async fn when_the_leader_is_killed_the_other_operator_goes_on() {
     let before = leader().await.expect("a leader");
     let process = process(&before).await;
     // The pod is to go as well, or its next container would find its own name on the lease and go on with it.
-    let delete = ["-n", OPERATOR_NAMESPACE, "delete", "pod", &before, "--grace-period=0", "--force", "--wait=false"];
+    let delete =
+        ["-n", OPERATOR_NAMESPACE, "delete", "pod", &before, "--grace-period=0", "--force", "--wait=false"];
     kill_process(process, Signal::KILL).expect("killed");
     kubectl(&delete).await.expect("deleted");
     let took = await_another_leader(&before).await;
@@ -106,11 +107,15 @@ async fn workers_go_on_without_an_operator() {
     let redis = space.managed("alone").await;
     let scale = async |to: &str| {
         let replicas = format!("--replicas={to}");
-        kubectl(&["-n", OPERATOR_NAMESPACE, "scale", "deployment/jobqueue-operator", &replicas]).await.expect("scaled");
+        kubectl(&["-n", OPERATOR_NAMESPACE, "scale", "deployment/jobqueue-operator", &replicas])
+            .await
+            .expect("scaled");
     };
     scale("0").await;
     patiently("no operator", async || {
-        kubectl(&["-n", OPERATOR_NAMESPACE, "get", "pods", "-o", "name"]).await.is_ok_and(|pods| pods.trim().is_empty())
+        kubectl(&["-n", OPERATOR_NAMESPACE, "get", "pods", "-o", "name"])
+            .await
+            .is_ok_and(|pods| pods.trim().is_empty())
     })
     .await;
     // Jobs 10 to 19 fail, are tried again and become dead letters; a worker that dies is reaped by its fellow.
@@ -119,7 +124,10 @@ async fn workers_go_on_without_an_operator() {
     let pod = pods[0]["metadata"]["name"].as_str().expect("a name");
     space.kubectl(&["delete", "pod", pod, "--grace-period=0", "--force"]).await.expect("deleted");
     patiently("all jobs to end", async || {
-        let ended = (redis.count(&["LLEN", "jobqueue:completed"]).await, redis.count(&["LLEN", "jobqueue:dead_letter"]).await);
+        let ended = (
+            redis.count(&["LLEN", "jobqueue:completed"]).await,
+            redis.count(&["LLEN", "jobqueue:dead_letter"]).await,
+        );
         if ended == (30, 10) { Ok(()) } else { Err(ended) }
     })
     .await;

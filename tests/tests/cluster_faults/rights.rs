@@ -9,7 +9,11 @@ use crate::alone;
 /// What is granted though no test has it used, and why. A verb `*` stands for all.
 const UNUSED: &[(&str, &str, &str)] = &[
     ("*", "monitoring.coreos.com/podmonitors", "the kind exists where the Prometheus operator is installed"),
-    ("update", "jobqueue.dev/jobqueues/finalizers", "asked for by an admission plugin that this cluster has not"),
+    (
+        "update",
+        "jobqueue.dev/jobqueues/finalizers",
+        "asked for by an admission plugin that this cluster has not",
+    ),
 ];
 
 #[tokio::test]
@@ -33,12 +37,18 @@ async fn granted() -> BTreeSet<(String, String)> {
     for (bindings, roles) in [("clusterrolebindings", "clusterroles"), ("rolebindings", "roles")] {
         for binding in list(&[bindings, "--all-namespaces"]).await {
             let subjects = binding["subjects"].as_array().cloned().unwrap_or_default();
-            let ours = subjects.iter().any(|subject| subject["kind"] == "ServiceAccount" && subject["namespace"] == OPERATOR_NAMESPACE);
+            let ours = subjects.iter().any(|subject| {
+                subject["kind"] == "ServiceAccount" && subject["namespace"] == OPERATOR_NAMESPACE
+            });
             if !ours {
                 continue;
             }
             let wanted = &binding["roleRef"]["name"];
-            for role in list(&[roles, "--all-namespaces"]).await.iter().filter(|role| role["metadata"]["name"] == *wanted) {
+            for role in list(&[roles, "--all-namespaces"])
+                .await
+                .iter()
+                .filter(|role| role["metadata"]["name"] == *wanted)
+            {
                 for rule in role["rules"].as_array().into_iter().flatten() {
                     rights.extend(expand(rule));
                 }
@@ -50,7 +60,12 @@ async fn granted() -> BTreeSet<(String, String)> {
 
 fn expand(rule: &Value) -> Vec<(String, String)> {
     let texts = |name: &str| -> Vec<String> {
-        rule[name].as_array().into_iter().flatten().filter_map(|one| one.as_str().map(str::to_owned)).collect()
+        rule[name]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(|one| one.as_str().map(str::to_owned))
+            .collect()
     };
     let mut rights = vec![];
     for group in texts("apiGroups") {

@@ -64,7 +64,10 @@ pub struct Managed {
 pub struct Storage {
     /// The size of the volume; it can be raised when the storage class allows it. Not set: 1Gi.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 32), regex(pattern = r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)?$"))]
+    #[schemars(
+        length(min = 1, max = 32),
+        regex(pattern = r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)?$")
+    )]
     pub size: Option<String>,
     /// The storage class of the volume. Not set: the cluster's default.
     #[serde(default, skip_serializing_if = "Option::is_none")]

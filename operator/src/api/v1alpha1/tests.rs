@@ -89,13 +89,15 @@ fn what_the_jobs_depend_on_cannot_be_changed() {
     for (from, to) in [("{}", external), (external, "{}"), (external, "redis: {managed: {}}")] {
         change_refused(from, to, "spec.redis cannot change");
     }
-    let (volume, none) = ("redis: {managed: {storage: {size: 1Gi}}}", "redis: {managed: {storage: {ephemeral: {}}}}");
+    let (volume, none) =
+        ("redis: {managed: {storage: {size: 1Gi}}}", "redis: {managed: {storage: {ephemeral: {}}}}");
     change_refused(volume, none, "cannot change between a volume and ephemeral");
 }
 
 #[test]
 fn everything_else_can_be_changed() {
-    let (from, to) = ("redis: {external: {address: 'a:1'}}", "{redis: {external: {address: 'b:2'}}, paused: true}");
+    let (from, to) =
+        ("redis: {external: {address: 'a:1'}}", "{redis: {external: {address: 'b:2'}}, paused: true}");
     assert!(queue(to).validate_cel_update(&queue(from)).is_ok());
     assert!(queue("redis: {managed: {}}").validate_cel_update(&queue("{}")).is_ok());
 }
@@ -112,6 +114,12 @@ fn the_crd_stays_small_and_has_no_unsigned_formats() {
 fn the_generated_files_are_those_of_the_types() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let read = |path: &str| std::fs::read_to_string(root.join(path)).unwrap_or_default();
-    assert!(read("crds/jobqueues.yaml") == crate::api::crd_yaml().unwrap(), "crds/ is stale: run scripts/generate");
-    assert!(read("docs/crd.md") == crate::api::reference::markdown(), "docs/crd.md is stale: run scripts/generate");
+    assert!(
+        read("crds/jobqueues.yaml") == crate::api::crd_yaml().unwrap(),
+        "crds/ is stale: run scripts/generate"
+    );
+    assert!(
+        read("docs/crd.md") == crate::api::reference::markdown(),
+        "docs/crd.md is stale: run scripts/generate"
+    );
 }

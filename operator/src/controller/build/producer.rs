@@ -28,7 +28,8 @@ pub(super) fn api(plan: &Plan) -> Result<Child, Error> {
     if let Some(secret) = &plan.resolved.api_secret {
         mount(&mut pod, "jobqueue-api", API_SECRET_DIR, &json!({ "secret": { "secretName": secret.name } }));
     }
-    let strategy = json!({ "type": "RollingUpdate", "rollingUpdate": { "maxUnavailable": 0, "maxSurge": "25%" } });
+    let strategy =
+        json!({ "type": "RollingUpdate", "rollingUpdate": { "maxUnavailable": 0, "maxSurge": "25%" } });
     part(plan, "api", api.replicas.unwrap_or(2), &strategy, pod, api.template.as_ref())
 }
 

@@ -67,9 +67,10 @@ pub(super) fn stateful_set(plan: &Plan) -> Child {
         json!({ "name": "data", "persistentVolumeClaim": { "claimName": name } })
     };
     let settings = super::hash(&json!([managed.image, managed.resources]));
-    let resources = managed
-        .resources
-        .map_or_else(|| json!({ "requests": { "cpu": "50m", "memory": "64Mi" } }), |resources| json!(resources));
+    let resources = managed.resources.map_or_else(
+        || json!({ "requests": { "cpu": "50m", "memory": "64Mi" } }),
+        |resources| json!(resources),
+    );
     let object = json!({
         "metadata": plan.names.owned(plan.queue, &name, "redis"),
         "spec": {

@@ -6,7 +6,10 @@ use super::Error;
 /// Fields of the pod that are ours, with the reason and where to say it instead.
 const REFUSED_OF_POD: &[(&str, &str)] = &[
     ("restartPolicy", "workers always restart"),
-    ("terminationGracePeriodSeconds", "it is computed: set spec.worker.drainTimeout and spec.worker.app.stopTimeout"),
+    (
+        "terminationGracePeriodSeconds",
+        "it is computed: set spec.worker.drainTimeout and spec.worker.app.stopTimeout",
+    ),
     ("enableServiceLinks", "it would put the addresses of services into the worker's configuration"),
 ];
 
@@ -39,7 +42,12 @@ pub(super) enum Image {
 }
 
 /// What the template at `field` says of our container `name`; an error names what it may not say.
-pub(super) fn check(template: &Map<String, Value>, field: &str, name: &str, image: Image) -> Result<(), Error> {
+pub(super) fn check(
+    template: &Map<String, Value>,
+    field: &str,
+    name: &str,
+    image: Image,
+) -> Result<(), Error> {
     let refuse = |path: String, why: &str| {
         Err(Error::stalled("InvalidSpec", format!("{field}.{path} cannot be set: {why}")))
     };
@@ -51,7 +59,10 @@ pub(super) fn check(template: &Map<String, Value>, field: &str, name: &str, imag
     let template = Value::Object(template.clone());
     for part in ["labels", "annotations"] {
         let names = template["metadata"][part].as_object().into_iter().flat_map(Map::keys);
-        for label in names.filter(|label| label.starts_with("jobqueue.dev/") || (part == "labels" && label.starts_with("app.kubernetes.io/"))) {
+        for label in names.filter(|label| {
+            label.starts_with("jobqueue.dev/")
+                || (part == "labels" && label.starts_with("app.kubernetes.io/"))
+        }) {
             return refuse(format!("metadata.{part}.{label}"), "the operator sets it");
         }
     }
@@ -62,7 +73,10 @@ pub(super) fn check(template: &Map<String, Value>, field: &str, name: &str, imag
         }
     }
     for volume in names_in(&pod["volumes"]).filter(|name| name.starts_with("jobqueue-")) {
-        return refuse(format!("spec.volumes[{volume}]"), "names that begin with jobqueue- are the operator's");
+        return refuse(
+            format!("spec.volumes[{volume}]"),
+            "names that begin with jobqueue- are the operator's",
+        );
     }
     for list in ["containers", "initContainers"] {
         for container in pod[list].as_array().into_iter().flatten() {
@@ -121,7 +135,8 @@ fn merge_lists(base: Vec<Value>, over: Vec<Value>) -> Vec<Value> {
     let mut merged: Vec<Value> = over
         .into_iter()
         .map(|entry| {
-            let same = key(&entry).and_then(|name| below.iter().position(|other| key(other) == Some(name.clone())));
+            let same =
+                key(&entry).and_then(|name| below.iter().position(|other| key(other) == Some(name.clone())));
             match same {
                 Some(at) => merge(below.remove(at), entry),
                 None => entry,

@@ -128,7 +128,9 @@ fn what_a_worker_would_refuse_stalls_and_names_the_key() {
 
 #[test]
 fn a_changed_configuration_rolls_the_pods_and_an_equal_one_does_not() {
-    let hash = |yaml: &str| built(yaml).worker.object.unwrap()["spec"]["template"]["metadata"]["annotations"].clone();
+    let hash = |yaml: &str| {
+        built(yaml).worker.object.unwrap()["spec"]["template"]["metadata"]["annotations"].clone()
+    };
     assert_eq!(hash("{}"), hash("{}"));
     assert_ne!(hash("{}"), hash("{worker: {concurrency: 17}}"));
     assert_eq!(hash("{}"), hash("{scaling: {maxReplicas: 3}}"), "scaling is not of the workers' business");
@@ -198,7 +200,10 @@ fn fields_that_are_ours_are_refused_by_name() {
         ("{spec: {containers: [{name: worker, image: x}]}}", "spec.containers[worker].image"),
         ("{spec: {containers: [{name: worker, args: [x]}]}}", "spec.containers[worker].args"),
         ("{spec: {containers: [{name: worker, env: [{name: WORKER_POD_UID}]}]}}", "env[WORKER_POD_UID]"),
-        ("{spec: {initContainers: [{name: app, lifecycle: {preStop: {}}}]}}", "spec.initContainers[app].lifecycle.preStop"),
+        (
+            "{spec: {initContainers: [{name: app, lifecycle: {preStop: {}}}]}}",
+            "spec.initContainers[app].lifecycle.preStop",
+        ),
         ("{spec: {volumes: [{name: jobqueue-config}]}}", "spec.volumes[jobqueue-config]"),
         ("{metadata: {labels: {jobqueue.dev/queue: x}}}", "metadata.labels.jobqueue.dev/queue"),
         ("{containers: []}", "spec.worker.template.containers"),
@@ -240,7 +245,11 @@ fn the_volume_of_redis_has_no_owner_and_ephemeral_has_no_volume() {
 fn a_generated_secret_gives_redis_only_the_hash() {
     let secret = generated_secret(&queue("{}"), "hunter2");
     let users = secret["stringData"]["users.acl"].as_str().unwrap();
-    assert!(users.starts_with("user default on #f52fbd32b2b3b86ff88ef6c490628285f482af15ddcb29541f94bcf526a3f6c7 "));
+    assert!(
+        users.starts_with(
+            "user default on #f52fbd32b2b3b86ff88ef6c490628285f482af15ddcb29541f94bcf526a3f6c7 "
+        )
+    );
     assert!(!users.contains("hunter2"));
 }
 

@@ -31,7 +31,12 @@ pub(super) fn deployment(plan: &Plan) -> Result<Child, Error> {
     pod["spec"]["containers"][0]["resources"] = resources(spec.resources.as_ref(), image);
     pod["spec"]["containers"][0]["readinessProbe"] = probe("/readyz", 2);
     if let Some(secret) = &plan.resolved.handler_secret {
-        mount(&mut pod, "jobqueue-handler", HANDLER_SECRET_DIR, &json!({ "secret": { "secretName": secret.name } }));
+        mount(
+            &mut pod,
+            "jobqueue-handler",
+            HANDLER_SECRET_DIR,
+            &json!({ "secret": { "secretName": secret.name } }),
+        );
     }
     let stop = spec.app.as_ref().map_or(0, |app| app.stop_timeout.get().as_secs());
     // The worker drains, then the app stops, and some seconds for the kubelet to notice each.
@@ -146,7 +151,9 @@ fn app_security() -> Value {
 pub(super) fn resources(wanted: Option<&Resources>, image: Image) -> Value {
     match (wanted, image) {
         (Some(resources), _) => json!(resources),
-        (None, Image::Ours) => json!({ "requests": { "cpu": "50m", "memory": "32Mi" }, "limits": { "memory": "256Mi" } }),
+        (None, Image::Ours) => {
+            json!({ "requests": { "cpu": "50m", "memory": "32Mi" }, "limits": { "memory": "256Mi" } })
+        }
         (None, Image::TheUsers) => json!({ "requests": { "cpu": "50m", "memory": "32Mi" } }),
     }
 }
@@ -171,7 +178,10 @@ fn inject(plan: &Plan, pod: &mut Value, user: &mut Value) -> Result<(), Error> {
     let args = base["args"].clone();
     merged["args"] = args;
     pod["spec"]["containers"][0] = merged;
-    push(&mut pod["spec"]["volumes"], json!({ "name": "jobqueue-binary", "emptyDir": { "sizeLimit": "256Mi" } }));
+    push(
+        &mut pod["spec"]["volumes"],
+        json!({ "name": "jobqueue-binary", "emptyDir": { "sizeLimit": "256Mi" } }),
+    );
     let init = json!({
         "name": "jobqueue-install",
         "image": worker_image,
