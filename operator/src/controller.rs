@@ -138,15 +138,15 @@ pub async fn run(
     metrics: Arc<Metrics>,
     shutdown: impl Future<Output = ()> + Send + Sync + 'static,
 ) -> anyhow::Result<()> {
-    let (changed, changes) = unbounded();
-    let (wishes, wished) = unbounded();
+    let (to_controller, changes) = unbounded();
+    let (to_scaler, wishes) = unbounded();
     let gone = {
         let client = client.clone();
         move |owner: String| -> futures::future::BoxFuture<'static, bool> {
             Box::pin(is_gone(client.clone(), owner))
         }
     };
-    let observer = Observer::new(changed, wishes, gone);
+    let observer = Observer::new(to_controller, to_scaler, gone);
     metrics.observe(observer.clone());
     let instance = hostname::get().ok().and_then(|name| name.into_string().ok());
     let reporter = Reporter { controller: "jobqueue-operator".into(), instance };
@@ -162,7 +162,7 @@ pub async fn run(
         rolling: rolling::Rolling::default(),
         failures: Mutex::default(),
     });
-    let scaler = tokio::spawn(scale(Arc::clone(&context), wished));
+    let scaler = tokio::spawn(scale(Arc::clone(&context), wishes));
     controllers(&context, changes, shutdown).await;
     scaler.abort();
     Ok(())
@@ -339,26 +339,20 @@ impl Context {
             self.create_kept(queue, claim.kind, &claim.name, object).await?;
         }
         let namespace = queue.namespace().unwrap_or_default();
-        let secret = self.find_secret(&namespace, &name).await?;
-        match secret {
-            Some(secret) => {
-                for key in ["password", "users.acl"] {
-                    if !secret.has(key) {
-                        let message = format!(
-                            "Secret {name} has no key {key}: restore it, or delete the Secret and the pod {name}-0 to have a new password made"
-                        );
-                        return Err(Error::stalled("InvalidSecret", message));
-                    }
-                }
-                Ok(())
-            }
-            None => {
-                let password =
-                    uuid::Uuid::new_v4().simple().to_string() + &uuid::Uuid::new_v4().simple().to_string();
-                let object = build::generated_secret(queue, &password);
-                self.create_kept(queue, &build::SECRET, &name, &object).await
+        let Some(secret) = self.find_secret(&namespace, &name).await? else {
+            let half = || uuid::Uuid::new_v4().simple().to_string();
+            let object = build::generated_secret(queue, &(half() + &half()));
+            return self.create_kept(queue, &build::SECRET, &name, &object).await;
+        };
+        for key in ["password", "users.acl"] {
+            if !secret.has(key) {
+                let message = format!(
+                    "Secret {name} has no key {key}: restore it, or delete the Secret and the pod {name}-0 to have a new password made"
+                );
+                return Err(Error::stalled("InvalidSecret", message));
             }
         }
+        Ok(())
     }
 
     /// Lets go of everything that is remembered of a queue.
@@ -431,6 +425,7 @@ impl Context {
 }
 
 /// Waits longer after each failure of the same queue; one that only a person can mend is looked at rarely.
+#[allow(clippy::needless_pass_by_value, reason = "the controller calls it so")]
 fn on_error(queue: Arc<JobQueue>, error: &Error, context: Arc<Context>) -> Action {
     let mut failures = context.failures.lock().unwrap_or_else(PoisonError::into_inner);
     let count = failures.entry(ObjectRef::from_obj(queue.as_ref())).or_default();

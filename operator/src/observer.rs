@@ -186,22 +186,19 @@ impl Observer {
     pub fn watch(&self, queue: &ObjectRef<JobQueue>, target: Target) {
         let mut state = self.state();
         let connection = target.connection.clone();
-        match state.queues.get_mut(queue) {
-            Some(watched) => {
-                watched.claimed = watched.claimed && watched.target.shards.len() == target.shards.len();
-                watched.target = Arc::new(target);
-            }
-            None => {
-                let watched = Watched {
-                    target: Arc::new(target),
-                    seen: None,
-                    told: None,
-                    history: History::default(),
-                    claimed: false,
-                    asked_at: None,
-                };
-                state.queues.insert(queue.clone(), watched);
-            }
+        if let Some(watched) = state.queues.get_mut(queue) {
+            watched.claimed = watched.claimed && watched.target.shards.len() == target.shards.len();
+            watched.target = Arc::new(target);
+        } else {
+            let watched = Watched {
+                target: Arc::new(target),
+                seen: None,
+                told: None,
+                history: History::default(),
+                claimed: false,
+                asked_at: None,
+            };
+            state.queues.insert(queue.clone(), watched);
         }
         let alive = state.tasks.get(&connection).is_some_and(|task| !task.is_finished());
         if !alive {

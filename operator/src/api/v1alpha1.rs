@@ -99,7 +99,7 @@ pub struct JobQueueSpec {
     #[serde(default)]
     pub protocol: Protocol,
     /// What every Redis key of this queue begins with. Not set: `jobqueue` for files, `jobs` for async,
-    /// `jobqueue:<namespace>:<name>` for sidekiq. Two JobQueues on one Redis need two prefixes. It cannot be changed.
+    /// `jobqueue:<namespace>:<name>` for sidekiq. Two queues on one Redis need two prefixes. It cannot be changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 128))]
     pub key_prefix: Option<String>,
@@ -243,7 +243,7 @@ pub struct Producer {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "texts")]
     pub include_globs: Option<Vec<String>>,
-    /// Files that match one of these are left out. Not set: **/*.tmp and **/.DS_Store.
+    /// Files that match one of these are left out. Not set: `**/*.tmp` and `**/.DS_Store`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "texts")]
     pub exclude_globs: Option<Vec<String>>,
@@ -354,7 +354,7 @@ pub struct Tracing {
     /// Whether traces are exported.
     #[serde(default)]
     pub enabled: bool,
-    /// The OTLP endpoint, such as http://collector.observability:4317.
+    /// The OTLP endpoint, such as `http://collector.observability:4317`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 512), regex(pattern = "^https?://"))]
     pub endpoint: Option<String>,

@@ -107,7 +107,7 @@ impl Context {
             if live.as_ref().is_some_and(ours) {
                 api.delete(&child.name, &DeleteParams::background()).await?;
                 tracing::info!(
-                    kind = child.kind.kind,
+                    kind = child.kind.name,
                     name = child.name,
                     "Removed what is not wanted any more"
                 );
@@ -128,7 +128,7 @@ impl Context {
             }
         }
         let applied = self.patch(api, MANAGER, &child.name, desired).await?;
-        tracing::info!(kind = child.kind.kind, name = child.name, "Applied");
+        tracing::info!(kind = child.kind.name, name = child.name, "Applied");
         let hash = desired["metadata"]["annotations"][HASH].as_str().unwrap_or_default();
         self.settled.note(id(queue, child.kind, &child.name), hash, version(&applied));
         Ok(Some(serde_json::to_value(applied).unwrap_or_default()))
@@ -170,7 +170,7 @@ impl Context {
     pub async fn scale(&self, queue: &JobQueue, name: &str, replicas: i32) -> Result<Value, Error> {
         let object = json!({
             "apiVersion": DEPLOYMENT.api_version,
-            "kind": DEPLOYMENT.kind,
+            "kind": DEPLOYMENT.name,
             "metadata": { "name": name },
             "spec": { "replicas": replicas },
         });
@@ -246,7 +246,7 @@ impl Context {
     /// The API of a kind in the queue's namespace.
     pub fn dynamic(&self, kind: &Kind, queue: &JobQueue) -> Api<DynamicObject> {
         let (group, version) = kind.api_version.split_once('/').unwrap_or(("", kind.api_version));
-        let kinds = GroupVersionKind::gvk(group, version, kind.kind);
+        let kinds = GroupVersionKind::gvk(group, version, kind.name);
         let resource = ApiResource::from_gvk_with_plural(&kinds, kind.plural);
         let namespace = queue.metadata.namespace.clone().unwrap_or_default();
         Api::namespaced_with(self.client.clone(), &namespace, &resource)
@@ -266,14 +266,14 @@ fn foreign(queue: &JobQueue, kind: &Kind, name: &str) -> Error {
         "NameConflict",
         format!(
             "{} {name} exists and does not belong to this JobQueue: delete or rename it, or give the JobQueue another name than {}",
-            kind.kind,
+            kind.name,
             queue.name_any()
         ),
     )
 }
 
 fn id(queue: &JobQueue, kind: &Kind, name: &str) -> String {
-    format!("{}/{}/{name}", kind.kind, queue.metadata.namespace.as_deref().unwrap_or_default())
+    format!("{}/{}/{name}", kind.name, queue.metadata.namespace.as_deref().unwrap_or_default())
 }
 
 /// Changes when somebody changes the object, not when its status does; kinds without a generation change as a whole.

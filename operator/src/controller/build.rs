@@ -36,14 +36,14 @@ pub struct Kind {
     /// Group and version.
     pub api_version: &'static str,
     /// Its name.
-    pub kind: &'static str,
+    pub name: &'static str,
     /// Its name in paths.
     pub plural: &'static str,
 }
 
 macro_rules! kinds {
     ($($name:ident = $version:literal $kind:literal $plural:literal;)*) => {
-        $(#[doc = $kind] pub static $name: Kind = Kind { api_version: $version, kind: $kind, plural: $plural };)*
+        $(#[doc = concat!("`", $kind, "`")] pub static $name: Kind = Kind { api_version: $version, name: $kind, plural: $plural };)*
     };
 }
 kinds! {
@@ -99,17 +99,19 @@ struct Plan<'a> {
     rendered: &'a Rendered,
 }
 
-impl Plan<'_> {
-    fn child(&self, kind: &'static Kind, name: String, object: Option<Value>) -> Child {
+impl Child {
+    fn new(kind: &'static Kind, name: String, object: Option<Value>) -> Self {
         let object = object.map(|mut object| {
             object["apiVersion"] = json!(kind.api_version);
-            object["kind"] = json!(kind.kind);
+            object["kind"] = json!(kind.name);
             object["metadata"]["annotations"][HASH] = json!(hash(&object));
             object
         });
-        Child { kind, name, object }
+        Self { kind, name, object }
     }
+}
 
+impl Plan<'_> {
     fn managed(&self) -> bool {
         is_managed(self.queue)
     }

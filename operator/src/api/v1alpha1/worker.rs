@@ -178,7 +178,7 @@ pub struct Simulate {
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct Http {
-    /// Where the application listens, such as http://thumbnails.default:3000. Not set with `worker.app`.
+    /// Where the application listens, such as `http://thumbnails.default:3000`. Not set with `worker.app`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 512), regex(pattern = "^https?://"))]
     pub url: Option<String>,

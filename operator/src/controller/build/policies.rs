@@ -10,7 +10,7 @@ pub(super) fn service_account(plan: &Plan) -> Child {
         "metadata": plan.names.owned(plan.queue, &name, "identity"),
         "automountServiceAccountToken": false,
     });
-    plan.child(&SERVICE_ACCOUNT, name, Some(object))
+    Child::new(&SERVICE_ACCOUNT, name, Some(object))
 }
 
 pub(super) fn disruption_budget(plan: &Plan) -> Child {
@@ -24,7 +24,7 @@ pub(super) fn disruption_budget(plan: &Plan) -> Child {
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
         },
     });
-    plan.child(&DISRUPTION_BUDGET, name, Some(object))
+    Child::new(&DISRUPTION_BUDGET, name, Some(object))
 }
 
 /// Pods of the namespace may push jobs; others, but for the operator, may not.
@@ -49,7 +49,7 @@ pub(super) fn network_policy(plan: &Plan) -> Child {
             },
         })
     });
-    plan.child(&NETWORK_POLICY, name, object)
+    Child::new(&NETWORK_POLICY, name, object)
 }
 
 pub(super) fn pod_monitor(plan: &Plan) -> Child {
@@ -63,5 +63,5 @@ pub(super) fn pod_monitor(plan: &Plan) -> Child {
             },
         })
     });
-    plan.child(&POD_MONITOR, name, object)
+    Child::new(&POD_MONITOR, name, object)
 }

@@ -8,7 +8,7 @@ use crate::controller::config::{API_PORT, API_SECRET_DIR};
 
 pub(super) fn deployment(plan: &Plan) -> Result<Child, Error> {
     let Some(producer) = &plan.queue.spec.producer else {
-        return Ok(plan.child(&DEPLOYMENT, plan.names.part("producer"), None));
+        return Ok(Child::new(&DEPLOYMENT, plan.names.part("producer"), None));
     };
     let mut pod = pod(plan, "producer", "--role=producer");
     let path = producer.scan_dir.clone().unwrap_or_else(|| "/data".into());
@@ -19,7 +19,7 @@ pub(super) fn deployment(plan: &Plan) -> Result<Child, Error> {
 
 pub(super) fn api(plan: &Plan) -> Result<Child, Error> {
     let Some(api) = &plan.queue.spec.api else {
-        return Ok(plan.child(&DEPLOYMENT, plan.names.part("api"), None));
+        return Ok(Child::new(&DEPLOYMENT, plan.names.part("api"), None));
     };
     let mut pod = pod(plan, "api", "--role=api");
     if let Some(ports) = pod["spec"]["containers"][0]["ports"].as_array_mut() {
@@ -56,7 +56,7 @@ fn part(
             "template": pod,
         },
     });
-    Ok(plan.child(&DEPLOYMENT, plan.names.part(name), Some(object)))
+    Ok(Child::new(&DEPLOYMENT, plan.names.part(name), Some(object)))
 }
 
 pub(super) fn api_service(plan: &Plan) -> Child {
@@ -70,5 +70,5 @@ pub(super) fn api_service(plan: &Plan) -> Child {
             },
         })
     });
-    plan.child(&SERVICE, name, object)
+    Child::new(&SERVICE, name, object)
 }

@@ -38,7 +38,7 @@ pub(super) fn config_map(plan: &Plan) -> Child {
     let object = plan.managed().then(|| {
         json!({ "metadata": plan.names.owned(plan.queue, &name, "redis"), "data": { "redis.conf": CONF } })
     });
-    plan.child(&CONFIG_MAP, name, object)
+    Child::new(&CONFIG_MAP, name, object)
 }
 
 pub(super) fn service(plan: &Plan) -> Child {
@@ -52,13 +52,13 @@ pub(super) fn service(plan: &Plan) -> Child {
             },
         })
     });
-    plan.child(&SERVICE, name, object)
+    Child::new(&SERVICE, name, object)
 }
 
 pub(super) fn stateful_set(plan: &Plan) -> Child {
     let name = plan.names.part("redis");
     if !plan.managed() {
-        return plan.child(&STATEFUL_SET, name, None);
+        return Child::new(&STATEFUL_SET, name, None);
     }
     let managed = managed(plan.queue);
     let data = if is_ephemeral(plan.queue) {
@@ -113,7 +113,7 @@ pub(super) fn stateful_set(plan: &Plan) -> Child {
             },
         },
     });
-    plan.child(&STATEFUL_SET, name, Some(object))
+    Child::new(&STATEFUL_SET, name, Some(object))
 }
 
 /// The volume of the managed Redis; `None` when it keeps its jobs nowhere or is not ours. It has no owner: it stays when
@@ -127,7 +127,7 @@ pub fn volume_claim(queue: &JobQueue) -> Option<Child> {
     let storage = managed(queue).storage.unwrap_or_default();
     let mut object = json!({
         "apiVersion": VOLUME_CLAIM.api_version,
-        "kind": VOLUME_CLAIM.kind,
+        "kind": VOLUME_CLAIM.name,
         "metadata": names.kept(&name, "redis"),
         "spec": {
             "accessModes": ["ReadWriteOnce"],

@@ -58,11 +58,12 @@ pub(super) fn check(
     }
     let template = Value::Object(template.clone());
     for part in ["labels", "annotations"] {
-        let names = template["metadata"][part].as_object().into_iter().flat_map(Map::keys);
-        for label in names.filter(|label| {
+        let mut names = template["metadata"][part].as_object().into_iter().flat_map(Map::keys);
+        let ours = |label: &&String| {
             label.starts_with("jobqueue.dev/")
                 || (part == "labels" && label.starts_with("app.kubernetes.io/"))
-        }) {
+        };
+        if let Some(label) = names.find(ours) {
             return refuse(format!("metadata.{part}.{label}"), "the operator sets it");
         }
     }
@@ -72,7 +73,7 @@ pub(super) fn check(
             return refuse(format!("spec.{key}"), why);
         }
     }
-    for volume in names_in(&pod["volumes"]).filter(|name| name.starts_with("jobqueue-")) {
+    if let Some(volume) = names_in(&pod["volumes"]).find(|name| name.starts_with("jobqueue-")) {
         return refuse(
             format!("spec.volumes[{volume}]"),
             "names that begin with jobqueue- are the operator's",
@@ -98,7 +99,8 @@ pub(super) fn check(
                     return refuse(format!("{path}.{key}"), why);
                 }
             }
-            for variable in names_in(&container["env"]).filter(|name| REFUSED_VARIABLES.contains(name)) {
+            if let Some(variable) = names_in(&container["env"]).find(|name| REFUSED_VARIABLES.contains(name))
+            {
                 return refuse(format!("{path}.env[{variable}]"), "the operator sets it");
             }
         }

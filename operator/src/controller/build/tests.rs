@@ -57,7 +57,7 @@ fn an_empty_spec_needs_workers_and_a_redis_and_nothing_else() {
     let wanted: Vec<String> = all(&children)
         .into_iter()
         .filter(|child| child.object.is_some())
-        .map(|child| format!("{}/{}", child.kind.kind, child.name))
+        .map(|child| format!("{}/{}", child.kind.name, child.name))
         .collect();
     assert_eq!(
         wanted,

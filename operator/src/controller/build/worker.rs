@@ -15,7 +15,7 @@ pub(super) fn config_map(plan: &Plan) -> Child {
         "metadata": plan.names.owned(plan.queue, &name, "config"),
         "data": { "config.yaml": plan.rendered.yaml },
     });
-    plan.child(&CONFIG_MAP, name, Some(object))
+    Child::new(&CONFIG_MAP, name, Some(object))
 }
 
 pub(super) fn deployment(plan: &Plan) -> Result<Child, Error> {
@@ -67,7 +67,7 @@ pub(super) fn deployment(plan: &Plan) -> Result<Child, Error> {
             "template": pod,
         },
     });
-    Ok(plan.child(&DEPLOYMENT, name, Some(object)))
+    Ok(Child::new(&DEPLOYMENT, name, Some(object)))
 }
 
 /// A pod of ours with one container that runs the worker binary in a role.
