@@ -4,12 +4,12 @@
 --         then three a queue: queue, suspects, delayed
 -- ARGV[1] consuming side: R or L  [2] at most this many bytes of the oldest entry
 --     [3] what a lane's record is called, without the lane  [4] at most this many lanes of each registry
--- Returns {seconds, microseconds, counters, dead, completed, lanes, reaping, jobs in lanes' lists, paused,
+-- Returns {seconds, microseconds, counters, dead, completed, lanes, reaping, jobs held by lanes, paused,
 --       {a queue: waiting, suspects, delayed, due, oldest entry, {{key, reason}...}}, {{key, reason}...}}
 local now = redis.call('TIME')
 local ms = now[1] * 1000 + math.floor(now[2] / 1000)
 local KINDS = { LLEN = 'list', LINDEX = 'list', ZCARD = 'zset', ZCOUNT = 'zset', ZRANGE = 'zset', HGETALL = 'hash',
-  HGET = 'hash' }
+  HGET = 'hash', HMGET = 'hash' }
 
 local function read(unfit, otherwise, command, key, ...)
   local answer = redis.pcall(command, key, ...)
@@ -36,12 +36,28 @@ for at = 7, #KEYS, 3 do
 end
 
 -- Records and lists of lanes are not declared, because who they are is read here. They are all of this shard's slot.
-local in_flight = 0
-for registry = 4, 5 do
-  for _, lane in ipairs(read(unfit, {}, 'ZRANGE', KEYS[registry], 0, ARGV[4] - 1)) do
-    local lists = read(unfit, false, 'HGET', ARGV[3] .. lane, 'keys') or ''
-    for list in string.gmatch(lists, '[^\n]+') do in_flight = in_flight + read(unfit, 0, 'LLEN', list) end
+-- What a registered lane holds stands in its record, since its cycles alone change it; what its parked fetches bring
+-- does not. Most parked lists are empty, so they are asked about by the hundred: a lane costs Redis one command.
+local in_flight, parked = 0, {}
+for _, lane in ipairs(read(unfit, {}, 'ZRANGE', KEYS[4], 0, ARGV[4] - 1)) do
+  local record = read(unfit, {}, 'HMGET', ARGV[3] .. lane, 'held', 'parked')
+  in_flight = in_flight + tonumber(record[1] or '0')
+  for list in string.gmatch(record[2] or '', '[^\n]+') do parked[#parked + 1] = list end
+end
+local function add(lists)
+  for _, list in ipairs(lists) do in_flight = in_flight + read(unfit, 0, 'LLEN', list) end
+end
+for at = 1, #parked, 100 do
+  local page = { unpack(parked, at, math.min(at + 99, #parked)) }
+  if redis.pcall('EXISTS', unpack(page)) ~= 0 then add(page) end
+end
+-- A fenced lane is emptied by others: its lists are counted.
+for _, lane in ipairs(read(unfit, {}, 'ZRANGE', KEYS[5], 0, ARGV[4] - 1)) do
+  local lists = {}
+  for list in string.gmatch(read(unfit, false, 'HGET', ARGV[3] .. lane, 'keys') or '', '[^\n]+') do
+    lists[#lists + 1] = list
   end
+  add(lists)
 end
 return {
   now[1], now[2], read(unfit, {}, 'HGETALL', KEYS[1]), read(unfit, 0, 'LLEN', KEYS[2]),

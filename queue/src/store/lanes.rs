@@ -109,9 +109,10 @@ impl Session {
         call.arg(&id).arg(&token).arg(who.ttl_ms);
         call.arg("process").arg(&who.process).arg("pod").arg(&who.pod_uid);
         call.arg("jobqueue").arg(&who.jobqueue_uid).arg("start").arg(who.started_ms);
-        let joined = joined(&recorded);
+        let parked = lists.iter().flat_map(|lists| [lists.parked.as_str(), &lists.parked_suspects]);
+        call.arg("keys").arg(joined(&recorded)).arg("parked").arg(parked.collect::<Vec<_>>().join("\n"));
         let recorded = serde_json::to_string(&recorded).map_err(|error| unexpected(&error.to_string()))?;
-        call.arg("lists").arg(recorded).arg("keys").arg(joined);
+        call.arg("lists").arg(recorded);
         let reply = list(self.eval(&REGISTER, &call).await?)?;
         let [ok, time @ ..] = reply.as_slice() else { return Err(unexpected("register")) };
         if number(ok) != Some(1) {

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use e2e::child::free_port;
-use e2e::ledger::{DEAD, HIGH, LOW, ids, job};
+use e2e::ledger::{COMPLETED, DEAD, HIGH, LOW, ids, job};
 use e2e::{Behaviour, Ledger, Worker, eventually};
 
 use crate::scene::Scene;
@@ -53,6 +53,31 @@ async fn a_job_that_keeps_failing_waits_longer_each_time_and_ends_among_the_dead
     let count = async |name: &str| worker.metric(name, &[("queue", "low")]).await;
     eventually(SOON, "the figures", async || count("jobs_dead_letter_total").await == Some(1.0)).await;
     assert_eq!((count("jobs_failed_total").await, count("jobs_retried_total").await), (Some(4.0), Some(3.0)));
+}
+
+#[tokio::test]
+async fn a_settlement_that_is_refused_and_said_again_counts_its_time_once() {
+    let mut scene = Scene::start().await;
+    scene.recorder.by_default(Behaviour::Slow(Duration::from_millis(200)));
+    scene.ledger.command::<()>(&["SET", COMPLETED, "oops"]).await;
+    let worker = Worker::spawn(&scene.options());
+    scene.ledger.enqueue(LOW, &ids("job", 1)).await;
+    eventually(SOON, "three refusals", async || {
+        let said = worker
+            .log()
+            .into_iter()
+            .filter(|entry| entry["msg"] == "Redis refused a job, it stays where it is");
+        let count = said.count();
+        if count >= 3 { Ok(()) } else { Err(count) }
+    })
+    .await;
+    scene.ledger.command::<()>(&["DEL", COMPLETED]).await;
+    scene.ledger.until_completed(SOON, 1).await;
+    let ran = worker.metric("job_processing_duration_seconds_sum", &[]).await.unwrap();
+    let counted: f64 = scene.ledger.command(&["HGET", "jobqueue:counters", "busy_ms"]).await;
+    assert!((counted - 1000.0 * ran).abs() <= 1.0, "counted {counted} ms, ran {ran} s");
+    let done: u64 = scene.ledger.command(&["HGET", "jobqueue:counters", "done"]).await;
+    assert_eq!(done, 1);
 }
 
 #[tokio::test]

@@ -81,6 +81,16 @@ async fn stats_name_a_key_that_cannot_be_read_and_show_all_the_rest() {
     let error = "jobqueue:high_priority: WRONGTYPE holds a string, must be a list";
     assert!(stats["errors"][0].as_str().unwrap().starts_with(error), "{stats}");
     assert!(said(&output.stderr).contains(error));
+
+    // A list of one lane: what the others hold is still counted.
+    let who = Registration { process: "h-1".into(), ttl_ms: 60_000, ..Registration::default() };
+    let (one, two) =
+        (redis.session().register(&who).await.unwrap(), redis.session().register(&who).await.unwrap());
+    redis.session().set(&one.lists[0].held, "not a list").await.unwrap();
+    redis.push(&two.lists[0].parked, &[br#"{"id":"b"}"#.to_vec()]).await;
+    let stats: Value = serde_json::from_slice(&run(&redis, &["stats", "-o", "json"]).stdout).unwrap();
+    assert_eq!(stats["totals"]["in_flight"], 1, "{stats}");
+    assert!(stats["errors"].to_string().contains(&one.lists[0].held), "{stats}");
 }
 
 #[tokio::test]

@@ -52,7 +52,9 @@ pub async fn run(admin: &mut Admin, output: Output) -> Result<End, AdminError> {
         let (heartbeats, in_flight) = match in_flight(session).await {
             Err(error) if error.is_transient() => return Err(error.into()),
             Err(error) => {
+                // By queue it is not known then, but in all it is.
                 stats.note(&error);
+                stats.totals.in_flight += snapshot.in_flight;
                 continue;
             }
             Ok(counted) => counted,
