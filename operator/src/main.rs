@@ -56,7 +56,7 @@ struct Cli {
 enum Command {
     /// Ask a URL and exit with 0 when it answers 200: for helm test
     Probe {
-        /// What to ask, such as http://jobqueue-operator:8080/readyz
+        /// What to ask, such as `http://jobqueue-operator:8080/readyz`
         url: String,
     },
     /// Take our finalizer off every `JobQueue`, so that they can be deleted without an operator
@@ -114,7 +114,7 @@ async fn run(cli: Cli) -> anyhow::Result<()> {
     let identity = identity.unwrap_or_else(host);
     let watched: Vec<String> = watch_namespaces.into_iter().filter(|name| !name.is_empty()).collect();
     let mut leadership = Leadership::new(client.clone(), &namespace, &lease_name, &identity);
-    let led = async {
+    let working = async {
         wait_for_crd(&client, watched.first()).await;
         tracing::info!(identity, "Waiting to lead");
         leadership.acquire().await;
@@ -140,7 +140,7 @@ async fn run(cli: Cli) -> anyhow::Result<()> {
         }
     };
     let ended = tokio::select! {
-        ended = led => ended,
+        ended = working => ended,
         () = shutdown.cancelled() => Ok(()),
         served = server => served?,
     };

@@ -68,7 +68,7 @@ impl Default for Redis {
 pub struct Tls {
     /// Use TLS; a `rediss://` URL does too.
     pub enabled: bool,
-    /// PEM file with the authorities that are trusted instead of the system's.
+    /// PEM file with the authorities that are trusted instead of the well-known ones (Mozilla's list).
     pub ca_file: String,
     /// PEM file with our certificate, for a Redis that asks for one.
     pub cert_file: String,

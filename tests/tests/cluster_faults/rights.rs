@@ -23,7 +23,10 @@ async fn no_right_is_granted_that_is_never_used() {
     let mut used: BTreeSet<(String, String)> =
         audit.requests().into_iter().map(|request| (request.verb, request.resource)).collect();
     // An apply of something new needs the right to create it as well; the log calls both a patch.
-    let applied = used.iter().filter(|(verb, _)| verb == "patch").map(|(_, resource)| ("create".into(), resource.clone()));
+    let applied = used
+        .iter()
+        .filter(|(verb, _)| verb == "patch")
+        .map(|(_, resource)| ("create".into(), resource.clone()));
     used.extend(applied.collect::<Vec<_>>());
     let idle: Vec<(String, String)> = granted().await.difference(&used).cloned().collect();
     let unexplained: Vec<&(String, String)> = (idle.iter())

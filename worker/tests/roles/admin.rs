@@ -87,7 +87,7 @@ async fn stats_name_a_key_that_cannot_be_read_and_show_all_the_rest() {
     let (one, two) =
         (redis.session().register(&who).await.unwrap(), redis.session().register(&who).await.unwrap());
     redis.session().set(&one.lists[0].held, "not a list").await.unwrap();
-    redis.push(&two.lists[0].held, &[br#"{"id":"b"}"#.to_vec()]).await;
+    redis.push(&two.lists[0].parked, &[br#"{"id":"b"}"#.to_vec()]).await;
     let stats: Value = serde_json::from_slice(&run(&redis, &["stats", "-o", "json"]).stdout).unwrap();
     assert_eq!(stats["totals"]["in_flight"], 1, "{stats}");
     assert!(stats["errors"].to_string().contains(&one.lists[0].held), "{stats}");
