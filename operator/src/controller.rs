@@ -46,6 +46,9 @@ pub const FINALIZER: &str = "jobqueue.dev/cleanup";
 /// Secrets have no watch (it would need the right to read all of them), so every queue is looked at again this often.
 const LOOK_AGAIN: Duration = Duration::from_secs(600);
 
+/// How often a queue whose Redis cannot be used is looked at.
+const IN_TROUBLE: Duration = Duration::from_secs(20);
+
 /// How often a queue that waits for its turn to be rolled asks for it.
 const TURN: Duration = Duration::from_secs(5);
 
@@ -120,7 +123,10 @@ impl Error {
     fn is_stalled(&self) -> bool {
         match self {
             Self::Stalled { .. } => true,
-            Self::Kube(kube::Error::Api(status)) => status.code == 422 || status.code == 400,
+            // An apply with a field that Kubernetes does not know is answered with 500.
+            Self::Kube(kube::Error::Api(status)) => {
+                matches!(status.code, 400 | 422) || status.message.contains("field not declared in schema")
+            }
             Self::Kube(_) => false,
         }
     }
@@ -266,7 +272,13 @@ async fn reconcile(queue: Arc<JobQueue>, context: Arc<Context>) -> Result<Action
     context.tell(&queue, status::status(&queue, &result, seen.as_ref(), Timestamp::now())).await?;
     let (applied, _) = outcome?;
     context.failures.lock().unwrap_or_else(PoisonError::into_inner).remove(&reference);
-    Ok(Action::requeue(if applied.waits_to_roll { TURN } else { LOOK_AGAIN }))
+    // What is wrong with Redis may be its Secret, and nobody tells when that changes.
+    let trouble = seen.is_some_and(|seen| seen.trouble.is_some());
+    Ok(Action::requeue(match (applied.waits_to_roll, trouble) {
+        (true, _) => TURN,
+        (false, true) => IN_TROUBLE,
+        (false, false) => LOOK_AGAIN,
+    }))
 }
 
 /// Name and key of each queue, in the order of priority.
@@ -418,8 +430,12 @@ impl Context {
     async fn publish(&self, queue: &JobQueue, type_: EventType, reason: &str, action: &str, note: String) {
         let note = Some(note.chars().take(1000).collect());
         let event = Event { type_, reason: reason.into(), action: action.into(), note, secondary: None };
-        if let Err(error) = self.recorder.publish(&event, &queue.object_ref(&())).await {
-            tracing::warn!(error = %error, "Could not publish an event");
+        match self.recorder.publish(&event, &queue.object_ref(&())).await {
+            Ok(()) => {}
+            Err(kube::Error::Api(status)) if status.code == 403 || status.code == 404 => {
+                tracing::debug!(error = status.message, "No event: the namespace goes away");
+            }
+            Err(error) => tracing::warn!(error = %error, "Could not publish an event"),
         }
     }
 }

@@ -284,13 +284,27 @@ impl Observer {
                 // Counted as empty it would send the workers home.
                 return Err(StoreError::Unfit { key: unfit.key.clone(), reason: unfit.reason.clone() });
             }
-            pause(session, target, snapshot.paused).await?;
+            self.pause(session, target, snapshot.paused).await?;
             figures.add(&snapshot);
         }
         if let (None, Some(watched)) = (&conflict, self.state().queues.get_mut(queue)) {
             watched.claimed = true;
         }
         Ok((figures, conflict))
+    }
+
+    /// Sets or removes our mark that stops the workers. One that a person set stays; one of a queue that is gone does not.
+    async fn pause(&self, session: &mut Session, target: &Target, paused: bool) -> Result<(), StoreError> {
+        let key = session.keys.paused();
+        if target.paused && !paused {
+            session.set(&key, &target.owner).await?;
+        } else if !target.paused && paused {
+            let by = session.get(&key).await?.unwrap_or_default();
+            if by == target.owner || (by.contains('/') && (self.0.gone)(by).await) {
+                session.unlink(&key).await?;
+            }
+        }
+        Ok(())
     }
 
     /// Makes the queue's lists its own, once; another owner that does not exist any more is replaced.
@@ -392,15 +406,4 @@ impl Observer {
             let _ = self.0.changed.unbounded_send(queue.clone());
         }
     }
-}
-
-/// Sets or removes our mark that stops the workers; a mark that somebody else set stays.
-async fn pause(session: &mut Session, target: &Target, paused: bool) -> Result<(), StoreError> {
-    let key = session.keys.paused();
-    if target.paused && !paused {
-        session.set(&key, &target.owner).await?;
-    } else if !target.paused && paused && session.get(&key).await?.as_deref() == Some(target.owner.as_str()) {
-        session.unlink(&key).await?;
-    }
-    Ok(())
 }

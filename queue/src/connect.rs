@@ -475,6 +475,10 @@ async fn ping(stream: &mut Box<dyn Stream>, address: &str) -> Result<(), Connect
             });
         }
         answer.push(byte[0]);
+        if answer == b"-DENIED" {
+            let reason = "it is in protected mode: set a password, or `protected-mode no`";
+            return Err(unreachable(address, &reason));
+        }
         if answer.len() > 512 || !matches!(answer[0], b'+' | b'-') {
             return Err(ConnectError::NotRedis { address: address.into() });
         }

@@ -86,6 +86,10 @@ pub use worker::{App, Command, Handler, Http, Reaper, Simulate, Worker};
         .message("spec.keyPrefix cannot be changed: the jobs would be left behind under the old keys; create another JobQueue"),
     validation = Rule::new("(has(self.redis) && has(self.redis.external)) == (has(oldSelf.redis) && has(oldSelf.redis.external))")
         .message("spec.redis cannot change between managed and external: the jobs would be left behind; create another JobQueue"),
+    validation = Rule::new("(has(self.redis) && has(self.redis.managed) && has(self.redis.managed.storage) && has(self.redis.managed.storage.ephemeral)) == (has(oldSelf.redis) && has(oldSelf.redis.managed) && has(oldSelf.redis.managed.storage) && has(oldSelf.redis.managed.storage.ephemeral))")
+        .message("spec.redis.managed.storage cannot change between a volume and ephemeral: the jobs would be lost; create another JobQueue"),
+    validation = Rule::new("(has(self.redis) && has(self.redis.managed) && has(self.redis.managed.storage) && has(self.redis.managed.storage.storageClassName) ? self.redis.managed.storage.storageClassName : '') == (has(oldSelf.redis) && has(oldSelf.redis.managed) && has(oldSelf.redis.managed.storage) && has(oldSelf.redis.managed.storage.storageClassName) ? oldSelf.redis.managed.storage.storageClassName : '')")
+        .message("spec.redis.managed.storage.storageClassName cannot be changed: a volume keeps its class; create another JobQueue"),
     validation = Rule::new("!has(self.producer) || self.protocol == 'files'")
         .message("spec.producer scans files: it needs protocol: files"),
     validation = Rule::new("!has(self.api) || self.protocol == 'async'")

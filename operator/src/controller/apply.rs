@@ -127,7 +127,15 @@ impl Context {
                 return Ok(Some(found));
             }
         }
-        let applied = self.patch(api, MANAGER, &child.name, desired).await?;
+        let applied = match self.patch(api, MANAGER, &child.name, desired).await {
+            Err(Error::Kube(kube::Error::Api(status))) if status.code == 422 && live.is_some() => {
+                // What somebody else wrote beside our fields contradicts them (`value` beside our `valueFrom`), and an
+                // apply leaves it there. A merge patch replaces whole lists, and theirs with them.
+                let params = PatchParams { field_manager: Some(MANAGER.into()), ..PatchParams::default() };
+                api.patch(&child.name, &params, &Patch::Merge(desired)).await?
+            }
+            answer => answer?,
+        };
         tracing::info!(kind = child.kind.name, name = child.name, "Applied");
         let hash = desired["metadata"]["annotations"][HASH].as_str().unwrap_or_default();
         self.settled.note(id(queue, child.kind, &child.name), hash, version(&applied));

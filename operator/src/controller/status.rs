@@ -148,7 +148,14 @@ fn redis(queue: &JobQueue, seen: Option<&Observation>, was_reachable: bool) -> F
             let message = format!("The managed Redis starts; so far: {}", trouble.message);
             Finding::no(REDIS_REACHABLE, "RedisStarting", message)
         }
-        Some(Some(trouble)) => Finding::no(REDIS_REACHABLE, "Unreachable", trouble.message.clone()),
+        Some(Some(trouble)) => {
+            // The worker's words for what the user of a JobQueue sets elsewhere.
+            let message = trouble.message.replace(
+                "check redis.username and redis.password",
+                "check username and password in the Secret of spec.redis.external.secretRef",
+            );
+            Finding::no(REDIS_REACHABLE, "Unreachable", message)
+        }
         None if starting => Finding::no(REDIS_REACHABLE, "RedisStarting", "The managed Redis starts"),
         None => Finding::unknown(REDIS_REACHABLE, "Connecting", "Redis has not been asked yet"),
     }

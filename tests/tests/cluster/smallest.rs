@@ -67,3 +67,23 @@ async fn a_managed_redis_keeps_its_jobs_when_its_pod_is_deleted() {
     redis.await_completed(0..20).await;
     space.delete().await;
 }
+
+#[tokio::test]
+async fn new_resources_replace_the_pod_of_redis_and_keep_its_jobs() {
+    let space = Namespace::create("resized").await;
+    space.queue("resized", "{replicas: 0, scaling: {mode: Manual}}").await;
+    space.await_ready("resized").await;
+    let redis = space.managed("resized").await;
+    redis.push(LOW, 0..20).await;
+    let before = space.get("pod", "resized-redis-0").await["metadata"]["uid"].clone();
+    let resources = r#"{"spec": {"redis": {"managed": {"resources": {"requests": {"memory": "65Mi"}}}}}}"#;
+    space.patch("resized", resources).await;
+    let pod = patiently("another pod of Redis", async || {
+        let pod = space.find("pod", "resized-redis-0").await?;
+        (pod["metadata"]["uid"] != before && is_ready(&pod)).then_some(pod)
+    })
+    .await;
+    assert_eq!(pod["spec"]["containers"][0]["resources"]["requests"]["memory"], "65Mi");
+    assert_eq!(redis.count(&["LLEN", LOW]).await, 20);
+    space.delete().await;
+}

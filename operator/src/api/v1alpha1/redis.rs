@@ -55,11 +55,7 @@ pub struct Managed {
 #[serde(rename_all = "camelCase")]
 #[x_kube(
     validation = Rule::new("!(has(self.ephemeral) && (has(self.size) || has(self.storageClassName)))")
-        .message("ephemeral storage has no size and no storageClassName"),
-    validation = Rule::new("has(self.ephemeral) == has(oldSelf.ephemeral)")
-        .message("storage cannot change between a volume and ephemeral: the jobs would be lost; create another JobQueue"),
-    validation = Rule::new("has(self.storageClassName) == has(oldSelf.storageClassName) && (!has(self.storageClassName) || self.storageClassName == oldSelf.storageClassName)")
-        .message("storageClassName cannot be changed: a volume keeps its class")
+        .message("ephemeral storage has no size and no storageClassName")
 )]
 pub struct Storage {
     /// The size of the volume; it can be raised when the storage class allows it. Not set: 1Gi.

@@ -89,9 +89,19 @@ fn what_the_jobs_depend_on_cannot_be_changed() {
     for (from, to) in [("{}", external), (external, "{}"), (external, "redis: {managed: {}}")] {
         change_refused(from, to, "spec.redis cannot change");
     }
-    let (volume, none) =
-        ("redis: {managed: {storage: {size: 1Gi}}}", "redis: {managed: {storage: {ephemeral: {}}}}");
-    change_refused(volume, none, "cannot change between a volume and ephemeral");
+    // Rules about a change are skipped where the whole object appears or goes: each of these is another case.
+    let none = "redis: {managed: {storage: {ephemeral: {}}}}";
+    for volume in ["{}", "redis: {managed: {}}", "redis: {managed: {storage: {size: 1Gi}}}"] {
+        for (from, to) in [(volume, none), (none, volume)] {
+            change_refused(from, to, "cannot change between a volume and ephemeral");
+        }
+    }
+    let class = "redis: {managed: {storage: {storageClassName: fast}}}";
+    for (from, to) in
+        [("{}", class), (class, "{}"), (class, "redis: {managed: {storage: {storageClassName: slow}}}")]
+    {
+        change_refused(from, to, "storageClassName cannot be changed");
+    }
 }
 
 #[test]
