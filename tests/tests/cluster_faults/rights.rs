@@ -8,6 +8,7 @@ use crate::alone;
 
 /// What is granted though no test has it used, and why. A verb `*` stands for all.
 const UNUSED: &[(&str, &str, &str)] = &[
+    ("create", "coordination.k8s.io/leases", "once in the life of a cluster, when its first operator starts"),
     ("delete", "/services", "the Service of an API goes with spec.api, which needs the protocol async"),
     ("*", "monitoring.coreos.com/podmonitors", "the kind exists where the Prometheus operator is installed"),
     (
