@@ -6,6 +6,7 @@ mod config;
 mod names;
 mod resolve;
 mod rolling;
+mod rotation;
 mod status;
 
 use std::collections::HashMap;
@@ -49,9 +50,6 @@ const LOOK_AGAIN: Duration = Duration::from_secs(600);
 /// How often a queue whose Redis cannot be used is looked at.
 const IN_TROUBLE: Duration = Duration::from_secs(20);
 
-/// How often a queue that waits for its turn to be rolled asks for it.
-const TURN: Duration = Duration::from_secs(5);
-
 /// What the operator was told at its start.
 #[derive(Debug, Clone)]
 pub struct Settings {
@@ -94,6 +92,9 @@ pub enum Error {
         /// What to do.
         message: String,
     },
+    /// Redis refused or could not be reached.
+    #[error("{0}")]
+    Redis(String),
     /// The Kubernetes API refused or could not be reached.
     #[error("the Kubernetes API answered: {}", told(.0))]
     Kube(#[from] kube::Error),
@@ -115,6 +116,7 @@ impl Error {
     fn reason(&self) -> &'static str {
         match self {
             Self::Stalled { reason, .. } => reason,
+            Self::Redis(_) => "RedisError",
             Self::Kube(_) => "ApiError",
         }
     }
@@ -127,7 +129,7 @@ impl Error {
             Self::Kube(kube::Error::Api(status)) => {
                 matches!(status.code, 400 | 422) || status.message.contains("field not declared in schema")
             }
-            Self::Kube(_) => false,
+            Self::Redis(_) | Self::Kube(_) => false,
         }
     }
 
@@ -274,11 +276,8 @@ async fn reconcile(queue: Arc<JobQueue>, context: Arc<Context>) -> Result<Action
     context.failures.lock().unwrap_or_else(PoisonError::into_inner).remove(&reference);
     // What is wrong with Redis may be its Secret, and nobody tells when that changes.
     let trouble = seen.is_some_and(|seen| seen.trouble.is_some());
-    Ok(Action::requeue(match (applied.waits_to_roll, trouble) {
-        (true, _) => TURN,
-        (false, true) => IN_TROUBLE,
-        (false, false) => LOOK_AGAIN,
-    }))
+    let look_again = if trouble { IN_TROUBLE } else { LOOK_AGAIN };
+    Ok(Action::requeue(applied.next_look.unwrap_or(look_again).min(look_again)))
 }
 
 /// Name and key of each queue, in the order of priority.
@@ -292,14 +291,17 @@ impl Context {
         }
         let resolved = Resolved::of(queue, self).await?;
         let children: Children = build::children(queue, &resolved)?;
-        let applied = self.apply(queue, &children).await?;
+        let mut applied = self.apply(queue, &children).await?;
         let worker = &children.rendered.config.worker;
         let queues = (worker.priorities.iter())
             .map(|name| (name.clone(), worker.queues.get(name).cloned().unwrap_or_default()))
             .collect();
         let current = applied.worker.as_ref().and_then(|live| live["spec"]["replicas"].as_i64()).unwrap_or(0);
         let target = self.target(queue, &children, &resolved, i32::try_from(current).unwrap_or(0));
-        self.observer.watch(&ObjectRef::from_obj(queue), target);
+        self.observer.watch(&ObjectRef::from_obj(queue), target.clone());
+        if let (true, Some(secret)) = (is_managed(queue), &resolved.redis_secret) {
+            applied.next_look = self.rotate(queue, secret, &target).await?;
+        }
         Ok((applied, queues))
     }
 
@@ -352,8 +354,7 @@ impl Context {
         }
         let namespace = queue.namespace().unwrap_or_default();
         let Some(secret) = self.find_secret(&namespace, &name).await? else {
-            let half = || uuid::Uuid::new_v4().simple().to_string();
-            let object = build::generated_secret(queue, &(half() + &half()));
+            let object = build::generated_secret(queue, &generated_password());
             return self.create_kept(queue, &build::SECRET, &name, &object).await;
         };
         for key in ["password", "users.acl"] {
@@ -438,6 +439,12 @@ impl Context {
             Err(error) => tracing::warn!(error = %error, "Could not publish an event"),
         }
     }
+}
+
+/// 244 random bits.
+fn generated_password() -> String {
+    let half = || uuid::Uuid::new_v4().simple().to_string();
+    half() + &half()
 }
 
 /// Waits longer after each failure of the same queue; one that only a person can mend is looked at rarely.

@@ -1,6 +1,7 @@
 //! Carries out what was built: server-side apply, only where something differs, never on somebody else's objects.
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams};
 use kube::core::{ApiResource, GroupVersionKind};
@@ -10,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::build::{Child, Children, DEPLOYMENT, Kind, POD, SETTINGS, STATEFUL_SET};
 use super::names::{HASH, MANAGED_BY};
-use super::rolling::{is_rolled_out, is_upgrade};
+use super::rolling::{self, is_rolled_out, is_upgrade};
 use super::{Context, Error};
 use crate::api::v1alpha1::{JobQueue, ScalingMode};
 
@@ -49,8 +50,8 @@ pub struct Applied {
     pub worker: Option<Value>,
     /// The managed Redis' `StatefulSet`.
     pub redis: Option<Value>,
-    /// The workers wait for their turn to be rolled to a new image.
-    pub waits_to_roll: bool,
+    /// When something is due that no change in the cluster will tell of.
+    pub next_look: Option<Duration>,
 }
 
 impl Context {
@@ -83,7 +84,7 @@ impl Context {
         if self.pod_monitors {
             self.apply_child(queue, pod_monitor).await?;
         }
-        Ok(Applied { worker, redis, waits_to_roll })
+        Ok(Applied { worker, redis, next_look: waits_to_roll.then_some(rolling::TURN) })
     }
 
     /// Applies one child if it differs, removes it if it is not wanted; the live object, if there is one.

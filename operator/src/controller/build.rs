@@ -11,7 +11,7 @@ mod worker;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-pub use redis::{SETTINGS, generated_secret, volume_claim};
+pub use redis::{SETTINGS, generated_secret, users_acl, volume_claim};
 
 use super::Error;
 use super::config::{Rendered, render};

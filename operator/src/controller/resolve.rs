@@ -34,6 +34,8 @@ pub struct Resolved {
 pub struct SecretData {
     /// Its name.
     pub name: String,
+    /// Its annotations.
+    pub annotations: BTreeMap<String, String>,
     data: BTreeMap<String, Vec<u8>>,
 }
 
@@ -47,7 +49,7 @@ impl std::fmt::Debug for SecretData {
 impl SecretData {
     /// One from its parts.
     pub fn new(name: &str, data: BTreeMap<String, Vec<u8>>) -> Self {
-        Self { name: name.to_owned(), data }
+        Self { name: name.to_owned(), annotations: BTreeMap::new(), data }
     }
 
     /// Whether it has this key.
@@ -129,7 +131,10 @@ impl Context {
         let found = api.get_opt(name).await?;
         let data =
             |secret: Secret| secret.data.unwrap_or_default().into_iter().map(|(key, value)| (key, value.0));
-        Ok(found.map(|secret| SecretData::new(name, data(secret).collect())))
+        Ok(found.map(|secret| {
+            let annotations = secret.metadata.annotations.clone().unwrap_or_default();
+            SecretData { annotations, ..SecretData::new(name, data(secret).collect()) }
+        }))
     }
 
     /// A Secret that a user named in `field`: it must exist and have these keys.

@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+/// How often a queue that waits for its turn asks for it.
+pub const TURN: Duration = Duration::from_secs(5);
 /// So many at once.
 const MOST: usize = 5;
 /// A queue that is not through by then (no room, quota) makes way for the next.

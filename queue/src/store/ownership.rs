@@ -21,6 +21,17 @@ impl Session {
 }
 
 impl Session {
+    /// Adds (`>password`) or removes (`<password`) a password of Redis' default user. Connections that stand, stand.
+    pub async fn change_password(&mut self, change: &str) -> Result<(), StoreError> {
+        let mut command = redis::Cmd::new();
+        command.arg("ACL").arg("SETUSER").arg("default").arg(change);
+        match self.query(&command).await {
+            // Removed already, by an attempt whose end nobody heard of.
+            Err(StoreError::Unexpected(reason)) if reason.contains("does not exist") => Ok(()),
+            answer => answer.map(|_| ()),
+        }
+    }
+
     /// Deletes every key of this shard, its jobs included: for a queue that is deleted with all it holds. Nobody may work
     /// on it any more. Keys are named one by one: another queue's prefix may begin with this one's.
     pub async fn delete_all(&mut self) -> Result<(), StoreError> {

@@ -6,6 +6,7 @@ mod handlers;
 mod newcomer;
 mod rest;
 mod rollout;
+mod rotation;
 mod scaling;
 mod smallest;
 mod template;

@@ -154,7 +154,7 @@ pub fn generated_secret(queue: &JobQueue, password: &str) -> Value {
 }
 
 /// The users of a managed Redis: one, with each of these passwords.
-fn users_acl(passwords: &[&str]) -> String {
+pub fn users_acl(passwords: &[&str]) -> String {
     let hashes = passwords.iter().map(|password| {
         let digest = Sha256::digest(password.as_bytes());
         digest.iter().fold("#".to_owned(), |text, byte| format!("{text}{byte:02x}"))
