@@ -68,16 +68,21 @@ pub fn decide(
     let highest = history.highest(now_ms, window, wish);
     let jobs = seen.backlog + seen.in_flight;
     if wish > seen.current {
-        let reason = format!("{jobs} jobs, {} a worker", spec.backlog_per_worker);
+        let reason = if wish == spec.min_replicas {
+            format!("minReplicas is {wish}")
+        } else {
+            format!("{jobs} jobs, {} a worker", spec.backlog_per_worker)
+        };
         return Decision { replicas: wish, reason };
     }
     if highest < seen.current && seen.in_flight == 0 {
         let reason = format!("{jobs} jobs, and {highest} workers were enough for {}", spec.scale_down_delay);
         return Decision { replicas: highest, reason };
     }
+    // More than allowed only where somebody has lowered the bound.
     Decision {
-        replicas: seen.current.clamp(spec.min_replicas, spec.max_replicas.max(spec.min_replicas)),
-        reason: "enough".into(),
+        replicas: seen.current.min(spec.max_replicas),
+        reason: format!("maxReplicas is {}", spec.max_replicas),
     }
 }
 

@@ -4,6 +4,7 @@ mod build;
 mod cleanup;
 mod config;
 mod names;
+mod obstacle;
 mod resolve;
 mod rolling;
 mod rotation;
@@ -47,6 +48,10 @@ pub const FINALIZER: &str = "jobqueue.dev/cleanup";
 /// Secrets have no watch (it would need the right to read all of them), so every queue is looked at again this often.
 const LOOK_AGAIN: Duration = Duration::from_secs(600);
 
+/// How long a change of the number of workers may take.
+const SCALING: Duration = Duration::from_secs(10);
+/// A single failure of the API is worth no change of a condition.
+const TOLERATED_FAILURES: u32 = 2;
 /// How often a queue whose Redis cannot be used is looked at.
 const IN_TROUBLE: Duration = Duration::from_secs(20);
 
@@ -146,12 +151,13 @@ pub async fn run(
     metrics: Arc<Metrics>,
     shutdown: impl Future<Output = ()> + Send + Sync + 'static,
 ) -> anyhow::Result<()> {
+    let cluster = cluster_id(&client).await?;
     let (to_controller, changes) = unbounded();
     let (to_scaler, wishes) = unbounded();
     let gone = {
-        let client = client.clone();
+        let (client, cluster) = (client.clone(), cluster.clone());
         move |owner: String| -> futures::future::BoxFuture<'static, bool> {
-            Box::pin(is_gone(client.clone(), owner))
+            Box::pin(is_gone(client.clone(), cluster.clone(), owner))
         }
     };
     let observer = Observer::new(to_controller, to_scaler, gone);
@@ -161,7 +167,7 @@ pub async fn run(
     let context = Arc::new(Context {
         recorder: Recorder::new(client.clone(), reporter),
         pod_monitors: has_pod_monitors(&client).await,
-        cluster: cluster_id(&client).await,
+        cluster,
         client: client.clone(),
         settings,
         observer,
@@ -269,6 +275,9 @@ async fn reconcile(queue: Arc<JobQueue>, context: Arc<Context>) -> Result<Action
     let result = match &outcome {
         Ok((applied, queues)) => Outcome::Applied { applied, queues: queues.clone() },
         Err(error) if error.is_terminating() => return Ok(Action::await_change()),
+        Err(error) if !error.is_stalled() && context.failures(&reference) < TOLERATED_FAILURES => {
+            return outcome.map(|_| Action::await_change());
+        }
         Err(error) => Outcome::Failed(error),
     };
     context.tell(&queue, status::status(&queue, &result, seen.as_ref(), Timestamp::now())).await?;
@@ -300,7 +309,8 @@ impl Context {
         let target = self.target(queue, &children, &resolved, i32::try_from(current).unwrap_or(0));
         self.observer.watch(&ObjectRef::from_obj(queue), target.clone());
         if let (true, Some(secret)) = (is_managed(queue), &resolved.redis_secret) {
-            applied.next_look = self.rotate(queue, secret, &target).await?;
+            let due = self.rotate(queue, secret, &target).await?;
+            applied.next_look = [applied.next_look, due].into_iter().flatten().min();
         }
         Ok((applied, queues))
     }
@@ -325,18 +335,16 @@ impl Context {
             tls.cert = pem("tls.crt");
             tls.key = pem("tls.key");
         }
+        // Everything that decides where a connection leads and as whom: two that differ in any of it must not share one.
         let redis = &children.rendered.config.redis;
-        let who = json!([
-            redis.addr,
-            redis.username,
-            redis.db,
-            redis.cluster,
-            redis.tls,
-            redis.sentinel.master,
-            redis.sentinel.addrs
-        ]);
-        let secret = target.settings.password.as_deref().unwrap_or_default();
-        target.connection = build::hash(&json!([who, build::hash(&json!(secret))]));
+        let hidden = |key: &str| {
+            let bytes = secret.and_then(|secret| secret.bytes(key)).unwrap_or_default();
+            build::hash(&json!(String::from_utf8_lossy(bytes)))
+        };
+        let secrets = ["password", "ca.crt", "tls.crt", "tls.key"].map(hidden);
+        let mut place = serde_json::to_value(redis).unwrap_or_default();
+        place["password"] = json!(null);
+        target.connection = build::hash(&json!([place, secrets]));
         target
     }
 
@@ -366,6 +374,11 @@ impl Context {
             }
         }
         Ok(())
+    }
+
+    /// How often in a row a queue could not be reconciled.
+    fn failures(&self, queue: &ObjectRef<JobQueue>) -> u32 {
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner).get(queue).copied().unwrap_or(0)
     }
 
     /// Lets go of everything that is remembered of a queue.
@@ -464,10 +477,17 @@ async fn scale(context: Arc<Context>, mut wishes: UnboundedReceiver<Wish>) {
     while let Some(Wish { queue, from, decision }) = wishes.next().await {
         let namespace = queue.namespace.clone().unwrap_or_default();
         let api: Api<JobQueue> = Api::namespaced(context.client.clone(), &namespace);
-        let Ok(Some(object)) = api.get_opt(&queue.name).await else { continue };
-        let name = Names::of(&object).part("worker");
-        match context.scale(&object, &name, decision.replicas).await {
-            Ok(_) => {
+        let scaled = async {
+            let Some(object) = api.get_opt(&queue.name).await? else { return Ok(None) };
+            let name = Names::of(&object).part("worker");
+            context.scale(&object, &name, decision.replicas).await?;
+            Ok::<_, Error>(Some(object))
+        };
+        // What hangs here would hold up everybody's workers; the next reconcile sees what came of it.
+        match tokio::time::timeout(SCALING, scaled).await {
+            Err(_) => tracing::warn!(namespace, jobqueue = queue.name, "Could not scale in time"),
+            Ok(Ok(None)) => {}
+            Ok(Ok(Some(object))) => {
                 tracing::info!(
                     namespace,
                     jobqueue = queue.name,
@@ -480,16 +500,18 @@ async fn scale(context: Arc<Context>, mut wishes: UnboundedReceiver<Wish>) {
                     format!("Scaled workers from {from} to {}: {}", decision.replicas, decision.reason);
                 context.publish(&object, EventType::Normal, "Scaled", "Scale", note).await;
             }
-            Err(error) => tracing::warn!(namespace, jobqueue = queue.name, error = %error, "Could not scale"),
+            Ok(Err(error)) => {
+                tracing::warn!(namespace, jobqueue = queue.name, error = %error, "Could not scale")
+            }
         }
     }
 }
 
 /// Whether the `JobQueue` that a claim names does not exist any more. Another cluster's cannot be asked for.
-async fn is_gone(client: Client, owner: String) -> bool {
+async fn is_gone(client: Client, ours: String, owner: String) -> bool {
     let parts: Vec<&str> = owner.split('/').collect();
     let [cluster, namespace, name, uid] = parts.as_slice() else { return false };
-    if *cluster != cluster_id(&client).await {
+    if *cluster != ours {
         return false;
     }
     let api: Api<JobQueue> = Api::namespaced(client, namespace);
@@ -500,12 +522,13 @@ async fn is_gone(client: Client, owner: String) -> bool {
 }
 
 /// What tells one cluster from another: the uid of a namespace that every cluster has.
-async fn cluster_id(client: &Client) -> String {
+async fn cluster_id(client: &Client) -> anyhow::Result<String> {
     let api: Api<k8s_openapi::api::core::v1::Namespace> = Api::all(client.clone());
     match api.get("kube-system").await {
-        Ok(namespace) => namespace.uid().unwrap_or_default(),
+        Ok(namespace) => Ok(namespace.uid().unwrap_or_default()),
         // Without the right to read it (namespaced mode) all clusters look alike, and claims are still per name.
-        Err(_) => "cluster".into(),
+        Err(kube::Error::Api(status)) if status.is_forbidden() => Ok("cluster".into()),
+        Err(error) => Err(error.into()),
     }
 }
 

@@ -95,8 +95,10 @@ impl Leadership {
         loop {
             tokio::time::sleep(RENEW).await;
             let left = DURATION.saturating_sub(renewed.elapsed());
+            // Counted from the question: others count from when it was written, which is before the answer.
+            let asked = tokio::time::Instant::now();
             match tokio::time::timeout(CALL.min(left), self.try_once()).await {
-                Ok(Ok(true)) => renewed = tokio::time::Instant::now(),
+                Ok(Ok(true)) => renewed = asked,
                 Ok(Ok(false)) => return,
                 Ok(Err(error)) => tracing::warn!(error = %error, "Could not renew the lease"),
                 Err(_) => tracing::warn!("Could not renew the lease in time"),

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use futures::channel::mpsc::UnboundedSender;
 use jobqueue::config::Config;
-use jobqueue::connect::{Connector, Settings};
+use jobqueue::connect::{Address, Connector, Settings};
 use jobqueue::engine::Engine;
 use jobqueue::keys::Keys;
 use jobqueue::store::{Session, Snapshot, StoreError};
@@ -24,8 +24,12 @@ const INTERVAL: Duration = Duration::from_secs(1);
 const FIGURES_INTERVAL: Duration = Duration::from_secs(30);
 /// A claim that another has is asked for again after this long.
 const CLAIM_INTERVAL: Duration = Duration::from_secs(10);
+/// A claim that is ours is looked at again after this long: somebody may have deleted it.
+const CLAIM_AGAIN: Duration = Duration::from_secs(300);
 /// A dead Redis is tried again after at most this long.
 const LONGEST_BACKOFF: Duration = Duration::from_secs(5);
+/// How long the Kubernetes API may take to say whether an owner exists; other queues of the same Redis wait meanwhile.
+const ASKING: Duration = Duration::from_secs(5);
 
 /// What to look at.
 #[derive(Clone)]
@@ -88,6 +92,12 @@ pub struct Trouble {
     pub permanent: bool,
     /// What it is.
     pub message: String,
+}
+
+impl From<&StoreError> for Trouble {
+    fn from(error: &StoreError) -> Self {
+        Self { permanent: !error.is_transient(), message: error.to_string() }
+    }
 }
 
 /// How many jobs are where.
@@ -167,7 +177,7 @@ struct Watched {
     seen: Option<Observation>,
     told: Option<(Figures, Instant)>,
     history: History,
-    claimed: bool,
+    claimed_at: Option<Instant>,
     asked_at: Option<Instant>,
 }
 
@@ -187,7 +197,10 @@ impl Observer {
         let mut state = self.state();
         let connection = target.connection.clone();
         if let Some(watched) = state.queues.get_mut(queue) {
-            watched.claimed = watched.claimed && watched.target.shards.len() == target.shards.len();
+            let keys = |target: &Target| target.shards.iter().flat_map(claimed_keys).collect::<Vec<_>>();
+            if watched.target.connection != target.connection || keys(&watched.target) != keys(&target) {
+                watched.claimed_at = None;
+            }
             watched.target = Arc::new(target);
         } else {
             let watched = Watched {
@@ -195,7 +208,7 @@ impl Observer {
                 seen: None,
                 told: None,
                 history: History::default(),
-                claimed: false,
+                claimed_at: None,
                 asked_at: None,
             };
             state.queues.insert(queue.clone(), watched);
@@ -210,6 +223,14 @@ impl Observer {
     /// Looks at this queue no more.
     pub fn forget(&self, queue: &ObjectRef<JobQueue>) {
         self.state().queues.remove(queue);
+    }
+
+    /// Whether the queue's keys are known to be its own.
+    pub fn owns(&self, queue: &ObjectRef<JobQueue>) -> bool {
+        self.state().queues.get(queue).is_some_and(|watched| {
+            let conflict = watched.seen.as_ref().is_some_and(|seen| seen.conflict.is_some());
+            !conflict && (watched.claimed_at.is_some() || watched.target.protocol == Protocol::Sidekiq)
+        })
     }
 
     /// What was seen last.
@@ -242,15 +263,37 @@ impl Observer {
         let mut sessions: HashMap<String, Session> = HashMap::new();
         let mut tick = tokio::time::interval(INTERVAL);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut failures = 0;
         loop {
             tick.tick().await;
             let queues = self.on(&connection);
             if queues.is_empty() {
-                return;
+                let mut state = self.state();
+                // Under the same lock under which a queue would find this task alive.
+                if !state.queues.values().any(|watched| watched.target.connection == connection) {
+                    state.tasks.remove(&connection);
+                    return;
+                }
+                continue;
             }
+            let mut lost = None;
             for (queue, target) in queues {
+                // A Redis that cannot be reached is asked once a round, not once a queue.
+                if let Some(trouble) = &lost {
+                    self.saw(&queue, Err(Trouble::clone(trouble)));
+                    continue;
+                }
                 let seen = self.look(&queue, &target, &mut sessions).await;
+                let unreachable = matches!(seen, Err(StoreError::Connect(_) | StoreError::Lost(_)));
+                let seen = seen.map_err(|error| Trouble::from(&error));
+                if let (true, Err(trouble)) = (unreachable, &seen) {
+                    lost = Some(trouble.clone());
+                }
                 self.saw(&queue, seen);
+            }
+            failures = if lost.is_some() { failures + 1 } else { 0 };
+            if failures > 1 {
+                tokio::time::sleep((INTERVAL * failures).min(LONGEST_BACKOFF)).await;
             }
         }
     }
@@ -266,7 +309,8 @@ impl Observer {
         let mut conflict = None;
         for shard in &target.shards {
             // One connection serves all queues of a plain Redis; a Cluster's shards may live on different nodes.
-            let node = if target.shards.len() > 1 { shard.slot_key() } else { String::new() };
+            let spread = target.shards.len() > 1 || matches!(target.settings.address, Address::Cluster(_));
+            let node = if spread { shard.slot_key() } else { String::new() };
             let session = sessions.entry(node).or_insert_with(|| {
                 Session::new(&Connector::new(target.settings.clone()), shard, LONGEST_BACKOFF)
             });
@@ -288,9 +332,17 @@ impl Observer {
             figures.add(&snapshot);
         }
         if let (None, Some(watched)) = (&conflict, self.state().queues.get_mut(queue)) {
-            watched.claimed = true;
+            // Asked again only when it is not fresh any more.
+            if watched.claimed_at.is_none_or(|at| at.elapsed() >= CLAIM_AGAIN) {
+                watched.claimed_at = Some(Instant::now());
+            }
         }
         Ok((figures, conflict))
+    }
+
+    /// Whether the owner of a claim does not exist any more; who cannot be asked about is taken to exist.
+    async fn is_gone(&self, owner: String) -> bool {
+        tokio::time::timeout(ASKING, (self.0.gone)(owner)).await.unwrap_or(false)
     }
 
     /// Sets or removes our mark that stops the workers. One that a person set stays; one of a queue that is gone does not.
@@ -300,7 +352,7 @@ impl Observer {
             session.set(&key, &target.owner).await?;
         } else if !target.paused && paused {
             let by = session.get(&key).await?.unwrap_or_default();
-            if by == target.owner || (by.contains('/') && (self.0.gone)(by).await) {
+            if by == target.owner || (by.contains('/') && self.is_gone(by).await) {
                 session.unlink(&key).await?;
             }
         }
@@ -322,7 +374,8 @@ impl Observer {
             };
             let earlier =
                 watched.filter(recently).and_then(|watched| watched.seen.as_ref()?.conflict.clone());
-            (watched.is_none_or(|watched| watched.claimed), earlier)
+            let fresh = |watched: &Watched| watched.claimed_at.is_some_and(|at| at.elapsed() < CLAIM_AGAIN);
+            (watched.is_none_or(fresh), earlier)
         };
         if claimed || target.protocol == Protocol::Sidekiq || earlier.is_some() {
             return Ok(earlier);
@@ -330,13 +383,16 @@ impl Observer {
         if let Some(watched) = self.state().queues.get_mut(queue) {
             watched.asked_at = Some(Instant::now());
         }
-        let keys: Vec<String> = session.keys.queues.iter().map(|queue| queue.queue.clone()).collect();
-        for key in keys {
+        for key in claimed_keys(&session.keys) {
             let mut owner = session.own(&key, &target.owner, None).await?;
-            if owner != target.owner && (self.0.gone)(owner.clone()).await {
+            if owner != target.owner && (is_same(&owner, &target.owner) || self.is_gone(owner.clone()).await)
+            {
                 owner = session.own(&key, &target.owner, Some(&owner)).await?;
             }
             if owner != target.owner {
+                if let Some(watched) = self.state().queues.get_mut(queue) {
+                    watched.claimed_at = None;
+                }
                 return Ok(Some((key, owner)));
             }
         }
@@ -344,19 +400,13 @@ impl Observer {
     }
 
     /// Notes what was seen, decides on the number of workers, and tells who should know.
-    fn saw(
-        &self,
-        queue: &ObjectRef<JobQueue>,
-        seen: Result<(Figures, Option<(String, String)>), StoreError>,
-    ) {
+    fn saw(&self, queue: &ObjectRef<JobQueue>, seen: Result<(Figures, Option<(String, String)>), Trouble>) {
         let mut state = self.state();
         let Some(watched) = state.queues.get_mut(queue) else { return };
         let earlier = watched.seen.clone();
         let mut now = earlier.clone().unwrap_or_default();
         match seen {
-            Err(error) => {
-                now.trouble = Some(Trouble { permanent: !error.is_transient(), message: error.to_string() });
-            }
+            Err(trouble) => now.trouble = Some(trouble),
             Ok((figures, conflict)) => {
                 now.trouble = None;
                 now.conflict = conflict;
@@ -365,17 +415,24 @@ impl Observer {
         }
         // An unreadable Redis says nothing about the number of workers: hold, unless somebody else decides it.
         let mut wish = None;
-        let manual = watched.target.scaling.mode == ScalingMode::Manual;
-        if manual || (now.trouble.is_none() && now.conflict.is_none()) {
-            let target = &watched.target;
+        let target = &watched.target;
+        let now_ms = u64::try_from(jiff::Timestamp::now().as_millisecond()).unwrap_or(0);
+        let manual = target.scaling.mode == ScalingMode::Manual && watched.claimed_at.is_some();
+        let decision = if now.conflict.is_some() {
+            // Two that serve the same lists by different rules would ruin each other's jobs.
+            Some(Decision { replicas: 0, reason: "the keys belong to another JobQueue".into() })
+        } else if now.trouble.is_none() || manual {
             let seen = Seen {
                 backlog: now.figures.waiting.iter().sum::<u64>() + now.figures.due,
                 in_flight: now.figures.in_flight,
                 current: target.current,
                 paused: now.figures.paused,
             };
-            let now_ms = u64::try_from(jiff::Timestamp::now().as_millisecond()).unwrap_or(0);
-            let decision = decide(seen, &mut watched.history, &target.scaling, target.manual, now_ms);
+            Some(decide(seen, &mut watched.history, &target.scaling, target.manual, now_ms))
+        } else {
+            None
+        };
+        if let Some(decision) = decision {
             if decision.replicas != target.current {
                 wish = Some(Wish { queue: queue.clone(), from: target.current, decision: decision.clone() });
                 let mut changed = Target::clone(target);
@@ -406,4 +463,17 @@ impl Observer {
             let _ = self.0.changed.unbounded_send(queue.clone());
         }
     }
+}
+
+/// Whether two owners are the same object, whatever its cluster was called: a uid is never used twice.
+fn is_same(one: &str, other: &str) -> bool {
+    let uid =
+        |owner: &str| owner.rsplit_once('/').map(|(_, uid)| uid.to_owned()).filter(|uid| !uid.is_empty());
+    uid(one).is_some() && uid(one) == uid(other)
+}
+
+/// What is claimed for an owner: each list of jobs, and the registry, which stands for everything else under the prefix.
+pub fn claimed_keys(shard: &Keys) -> Vec<String> {
+    let lists = shard.queues.iter().map(|queue| queue.queue.clone());
+    lists.chain([shard.lanes()]).collect()
 }

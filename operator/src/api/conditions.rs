@@ -15,7 +15,7 @@ pub const SCALING_ACTIVE: &str = "ScalingActive";
 /// Something must be changed by hand.
 pub const STALLED: &str = "Stalled";
 
-/// Kubernetes refuses longer messages.
+/// More than anybody reads; Kubernetes takes 32 KiB.
 const LONGEST_MESSAGE: usize = 1024;
 
 /// Something that is true, false or not known, before it is known since when.

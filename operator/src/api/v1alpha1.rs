@@ -178,8 +178,12 @@ pub enum DeletionPolicy {
 }
 
 /// One queue.
-#[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
+#[derive(Serialize, Deserialize, KubeSchema, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("has(self.key) == has(oldSelf.key) && (!has(self.key) || self.key == oldSelf.key)")
+        .message("the key of a queue cannot be changed: its jobs would be left behind; add another queue")
+)]
 pub struct Queue {
     /// The name in metrics, logs and commands.
     #[schemars(length(min = 1, max = 63), regex(pattern = r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$"))]

@@ -3,22 +3,26 @@ use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams};
+use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams};
 use kube::core::{ApiResource, GroupVersionKind};
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 
 use super::build::{Child, Children, DEPLOYMENT, Kind, POD, SETTINGS, STATEFUL_SET};
-use super::names::{HASH, MANAGED_BY};
+use super::names::{HASH, MANAGED_BY, Names};
+use super::obstacle::obstacle;
 use super::rolling::{self, is_rolled_out, is_upgrade};
 use super::{Context, Error};
-use crate::api::v1alpha1::{JobQueue, ScalingMode};
+use crate::api::v1alpha1::JobQueue;
 
 /// Owns everything that we make but the number of workers.
 pub const MANAGER: &str = "jobqueue-operator";
 /// Owns the number of workers: an apply without that field would otherwise reset it to 1.
 pub const SCALER: &str = "jobqueue-scaler";
+
+/// How often pods that do not start are looked at: nobody tells when their reason changes.
+const STARTING: Duration = Duration::from_secs(15);
 
 /// What was there when an object was last found as it should be: its hash and its version.
 #[derive(Default)]
@@ -50,6 +54,8 @@ pub struct Applied {
     pub worker: Option<Value>,
     /// The managed Redis' `StatefulSet`.
     pub redis: Option<Value>,
+    /// What keeps workers from starting.
+    pub obstacle: Option<String>,
     /// When something is due that no change in the cluster will tell of.
     pub next_look: Option<Duration>,
 }
@@ -78,13 +84,51 @@ impl Context {
         }
         let redis = self.apply_redis(queue, redis).await?;
         let (worker, waits_to_roll) = self.apply_worker(queue, worker).await?;
-        for child in [producer, api, api_service, disruption_budget] {
+        // Nothing works on keys that may be another's: the claim comes first (see the observer).
+        for child in [producer, api] {
+            self.apply_when_owned(queue, child).await?;
+        }
+        for child in [api_service, disruption_budget] {
             self.apply_child(queue, child).await?;
         }
         if self.pod_monitors {
             self.apply_child(queue, pod_monitor).await?;
         }
-        Ok(Applied { worker, redis, next_look: waits_to_roll.then_some(rolling::TURN) })
+        let obstacle = self.obstacle(queue, worker.as_ref()).await?;
+        let next_look =
+            if obstacle.is_some() { Some(STARTING) } else { waits_to_roll.then_some(rolling::TURN) };
+        Ok(Applied { worker, redis, obstacle, next_look })
+    }
+
+    /// What the pods say when fewer of them are ready than wanted.
+    async fn obstacle(&self, queue: &JobQueue, worker: Option<&Value>) -> Result<Option<String>, Error> {
+        let count = |path: &str| worker.and_then(|live| live.pointer(path)?.as_i64()).unwrap_or(0);
+        if count("/status/readyReplicas") >= count("/spec/replicas") {
+            return Ok(None);
+        }
+        let labels = Names::of(queue).selector("worker");
+        let labels: Vec<_> = labels.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        let params = ListParams::default().labels(&labels.join(",")).limit(50);
+        let pods = self.dynamic(&POD, queue).list(&params).await?.items;
+        let pods: Vec<Value> = pods.iter().filter_map(|pod| serde_json::to_value(pod).ok()).collect();
+        Ok(obstacle(&pods))
+    }
+
+    /// Applies what enqueues: with no pods as long as the keys are not known to be this queue's. What runs goes on when a
+    /// new leader has not looked yet.
+    async fn apply_when_owned(&self, queue: &JobQueue, child: &Child) -> Result<(), Error> {
+        let reference = ObjectRef::from_obj(queue);
+        let api = self.dynamic(child.kind, queue);
+        let live = api.get_opt(&child.name).await?;
+        let conflict = self.observer.seen(&reference).is_some_and(|seen| seen.conflict.is_some());
+        let may_run = self.observer.owns(&reference) || (live.is_some() && !conflict);
+        let mut child = child.clone();
+        if let (false, Some(object)) = (may_run, child.object.as_mut()) {
+            object["spec"]["replicas"] = json!(0);
+            object["metadata"]["annotations"][HASH] = json!("waits-for-its-keys");
+        }
+        self.reconcile_child(queue, &api, &child, live).await?;
+        Ok(())
     }
 
     /// Applies one child if it differs, removes it if it is not wanted; the live object, if there is one.
@@ -160,7 +204,8 @@ impl Context {
         let mut child = child.clone();
         let owned = live.as_ref().is_some_and(scaler_owns_replicas);
         let number = live.as_ref().and_then(|live| live.data["spec"]["replicas"].as_i64());
-        let number = number.unwrap_or_else(|| i64::from(first_replicas(queue)));
+        // A new queue starts with none: the first look at Redis claims its keys and decides.
+        let number = number.unwrap_or(0);
         if let (false, Some(object)) = (owned, child.object.as_mut()) {
             object["spec"]["replicas"] = json!(number);
         }
@@ -206,7 +251,7 @@ impl Context {
         Ok(applied)
     }
 
-    /// Deletes the pod of Redis when the user has changed what it should be; also one that cannot start.
+    /// Deletes the pod of Redis when the user has changed what it should be.
     async fn replace_redis_pod(&self, queue: &JobQueue, name: &str, set: &Value) -> Result<(), Error> {
         let wanted = &set["spec"]["template"]["metadata"]["annotations"][SETTINGS];
         let api = self.dynamic(&POD, queue);
@@ -259,14 +304,6 @@ impl Context {
         let resource = ApiResource::from_gvk_with_plural(&kinds, kind.plural);
         let namespace = queue.metadata.namespace.clone().unwrap_or_default();
         Api::namespaced_with(self.client.clone(), &namespace, &resource)
-    }
-}
-
-/// How many workers a new queue starts with.
-fn first_replicas(queue: &JobQueue) -> i32 {
-    match queue.spec.scaling.mode {
-        ScalingMode::Auto => queue.spec.scaling.min_replicas,
-        ScalingMode::Manual => queue.spec.replicas.unwrap_or(1),
     }
 }
 

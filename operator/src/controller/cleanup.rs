@@ -2,7 +2,7 @@
 //! `Delete` needs us, and so a finalizer: workers first, then the keys, then Redis, its volume and its password.
 use std::time::Duration;
 
-use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, Preconditions};
 use kube::runtime::controller::Action;
 use kube::runtime::events::EventType;
 use kube::runtime::reflector::ObjectRef;
@@ -10,10 +10,11 @@ use kube::{Api, ResourceExt};
 use serde_json::json;
 
 use super::build::{self, DEPLOYMENT, Kind, SECRET, STATEFUL_SET, VOLUME_CLAIM, is_managed};
-use super::names::{Names, QUEUE_LABEL};
+use super::names::{MANAGED_BY, Names, QUEUE_LABEL};
 use super::resolve::Resolved;
 use super::{Context, Error, FINALIZER};
 use crate::api::v1alpha1::{DeletionPolicy, JobQueue, Protocol};
+use crate::observer::claimed_keys;
 
 /// After this long a deletion goes on without Redis: an object that cannot be deleted is worse than keys that stay.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -86,8 +87,18 @@ impl Context {
         Ok(Action::await_change())
     }
 
+    /// Deletes an object of this queue; somebody else's that happens to have the name stays.
     async fn remove(&self, queue: &JobQueue, kind: &Kind, name: &str) -> Result<(), Error> {
-        match self.dynamic(kind, queue).delete(name, &DeleteParams::background()).await {
+        let api = self.dynamic(kind, queue);
+        let Some(live) = api.get_metadata_opt(name).await? else { return Ok(()) };
+        let label = |name: &str| live.labels().get(name).map(String::as_str);
+        let ours = label("app.kubernetes.io/managed-by") == Some(MANAGED_BY)
+            && label(QUEUE_LABEL) == Some(queue.name_any().as_str());
+        if !ours {
+            return Ok(());
+        }
+        let exactly = Preconditions { uid: live.uid(), resource_version: None };
+        match api.delete(name, &DeleteParams::background().preconditions(exactly)).await {
             Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
             answer => Ok(answer.map(|_| ())?),
         }
@@ -111,7 +122,7 @@ impl Context {
         for shard in &target.shards {
             let mut session = jobqueue::store::Session::new(&connector, shard, Duration::from_secs(1));
             if queue.spec.protocol != Protocol::Sidekiq {
-                for key in shard.queues.iter().map(|queue| queue.queue.clone()) {
+                for key in claimed_keys(shard) {
                     let owner = session.own(&key, &target.owner, None).await.map_err(|error| text(&error))?;
                     if owner != target.owner {
                         return Err(format!("{key} belongs to {owner}"));

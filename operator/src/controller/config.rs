@@ -74,7 +74,7 @@ fn tree(queue: &JobQueue, resolved: &Resolved) -> Value {
     }
     tree.take("worker", worker, &["image", "concurrency", "handler", "app", "template", "resources"]);
     tree.set("worker.count", worker.concurrency);
-    handler(&mut tree, queue);
+    handler(&mut tree, queue, resolved);
     if !queues.is_empty() {
         tree.set("worker.priorities", queues.iter().map(|queue| &queue.name).collect::<Vec<_>>());
         for queue in queues {
@@ -186,7 +186,7 @@ fn redis_address(tree: &mut Tree, queue: &JobQueue, resolved: &Resolved) {
     }
 }
 
-fn handler(tree: &mut Tree, queue: &JobQueue) {
+fn handler(tree: &mut Tree, queue: &JobQueue, resolved: &Resolved) {
     let worker = &queue.spec.worker;
     let Some(handler) = &worker.handler else { return };
     if let Some(simulate) = &handler.simulate {
@@ -196,6 +196,11 @@ fn handler(tree: &mut Tree, queue: &JobQueue) {
     if let Some(http) = &handler.http {
         tree.set("worker.handler.kind", "http");
         tree.take("worker.handler.http", http, &["secret_ref"]);
+        if let Some(secret) = &resolved.handler_secret {
+            let (field, key) =
+                if secret.has("hmac") { ("hmac_key_file", "hmac") } else { ("token_file", "token") };
+            tree.set(&format!("worker.handler.http.{field}"), format!("{HANDLER_SECRET_DIR}/{key}"));
+        }
         if let Some(app) = &worker.app {
             tree.set("worker.handler.http.url", format!("http://127.0.0.1:{}", app.port));
         }

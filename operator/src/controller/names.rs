@@ -37,7 +37,7 @@ impl Names {
         format!("{}-{part}", self.queue)
     }
 
-    /// Host and port of the managed Redis. The full name: a short one would be looked up in every search domain.
+    /// Host and port of the managed Redis.
     pub fn redis_address(&self, domain: &str) -> String {
         format!("{}.{}.svc.{domain}:6379", self.part("redis"), self.namespace)
     }

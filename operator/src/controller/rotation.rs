@@ -2,7 +2,7 @@
 //! `jobqueue.dev/rotate-password` of a `JobQueue` asks for one; it takes three steps:
 //!
 //! 1. the Secret has the next password beside the present one, and so has the file that Redis reads when it starts;
-//! 2. Redis takes both, and the Secret tells clients the new one; they read it at their next connect;
+//! 2. when that file must have reached Redis' pod (it may start again at any time), Redis takes both, and the Secret tells clients the new one; they read it at their next connect;
 //! 3. when every pod must have the new Secret mounted, Redis takes the old one no more.
 //!
 //! A crash between two steps, or in the middle of one, leaves a state from which the same step is taken again. Connections
@@ -25,8 +25,10 @@ use crate::observer::Target;
 
 /// What a user changes to have a new password.
 pub const WISH: &str = "jobqueue.dev/rotate-password";
-/// On the Secret: the wish that was fulfilled last, and when.
+/// On the Secret: the wish that was fulfilled last.
 const FULFILLED: &str = "jobqueue.dev/rotated-for";
+/// On the Secret: the second of the last step.
+const STEPPED: &str = "jobqueue.dev/rotation-stepped";
 
 /// A kubelet brings a changed Secret to a pod within its sync period and cache time, two minutes by default; and a worker
 /// that connects with the old one in between tries again until it has the new one.
@@ -47,23 +49,30 @@ pub enum Step {
     Finish,
 }
 
-/// What the Secret says about the wish. `fulfilled` is the wish and the second of the last rotation.
-pub fn next(
-    wish: Option<&str>,
-    fulfilled: Option<(&str, i64)>,
-    has_next: bool,
-    has_previous: bool,
-    now: i64,
-) -> Step {
-    if has_previous {
-        let since = fulfilled.map_or(0, |(_, at)| now.saturating_sub(at));
-        let passed = Duration::from_secs(u64::try_from(since).unwrap_or(0));
-        return if passed >= GRACE { Step::Finish } else { Step::Wait(GRACE - passed) };
-    }
+/// What a Secret says about a rotation.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Said<'a> {
+    /// The wish that was fulfilled last.
+    pub fulfilled: Option<&'a str>,
+    /// The second of the last step.
+    pub stepped: Option<i64>,
+    /// There is a password that Redis will take.
+    pub next: bool,
+    /// There is a password that Redis still takes.
+    pub previous: bool,
+}
+
+/// The next step towards what is wished for.
+pub fn next(wish: Option<&str>, said: Said, now: i64) -> Step {
+    let passed = said
+        .stepped
+        .map_or(GRACE, |at| Duration::from_secs(u64::try_from(now.saturating_sub(at)).unwrap_or(0)));
+    let in_time = |step: Step| if passed >= GRACE { step } else { Step::Wait(GRACE - passed) };
     match wish {
+        _ if said.previous => in_time(Step::Finish),
+        _ if said.next => in_time(Step::Switch),
         None => Step::Rest,
-        Some(wish) if fulfilled.is_some_and(|(last, _)| last == wish) => Step::Rest,
-        Some(_) if has_next => Step::Switch,
+        Some(_) if wish == said.fulfilled => Step::Rest,
         Some(_) => Step::Prepare,
     }
 }
@@ -77,12 +86,17 @@ impl Context {
         target: &Target,
     ) -> Result<Option<Duration>, Error> {
         let wish = queue.annotations().get(WISH).map(String::as_str);
-        let fulfilled = secret.annotations.get(FULFILLED).and_then(|text| text.split_once(' '));
-        let fulfilled = fulfilled.and_then(|(at, wish)| Some((wish, at.parse::<i64>().ok()?)));
+        let note = |name: &str| secret.annotations.get(name).map(String::as_str);
+        let said = Said {
+            fulfilled: note(FULFILLED),
+            stepped: note(STEPPED).and_then(|text| text.parse().ok()),
+            next: secret.has("next"),
+            previous: secret.has("previous"),
+        };
         let now = Timestamp::now().as_second();
         let text = |key: &str| secret.text(key).unwrap_or_default();
-        let step = next(wish, fulfilled, secret.has("next"), secret.has("previous"), now);
-        let changes = match &step {
+        let step = next(wish, said, now);
+        let mut changes = match &step {
             Step::Rest => return Ok(None),
             Step::Wait(left) => return Ok(Some(*left)),
             Step::Prepare => {
@@ -92,7 +106,7 @@ impl Context {
             Step::Switch => {
                 self.set_password(target, &format!(">{}", text("next"))).await?;
                 json!({
-                    "metadata": { "annotations": { FULFILLED: format!("{now} {}", wish.unwrap_or_default()) } },
+                    "metadata": { "annotations": { FULFILLED: wish.unwrap_or_default() } },
                     "stringData": { "password": text("next"), "previous": text("password") },
                     "data": { "next": null },
                 })
@@ -102,6 +116,7 @@ impl Context {
                 json!({ "stringData": { "users.acl": users_acl(&[&text("password")]) }, "data": { "previous": null } })
             }
         };
+        changes["metadata"]["annotations"][STEPPED] = json!(now.to_string());
         self.write_secret(queue, &changes).await?;
         tracing::info!(step = ?step, "Took a step of the rotation of the password");
         Ok(Some(Duration::from_secs(1)))
@@ -129,26 +144,37 @@ mod tests {
 
     const NOW: i64 = 1_000_000;
 
-    #[test]
-    fn without_a_wish_nothing_happens() {
-        assert_eq!(next(None, None, false, false, NOW), Step::Rest);
-        assert_eq!(next(Some("a"), Some(("a", 5)), false, false, NOW), Step::Rest);
+    fn said(fulfilled: &'static str) -> Said<'static> {
+        Said { fulfilled: Some(fulfilled), stepped: Some(NOW), ..Said::default() }
     }
 
     #[test]
-    fn a_wish_is_fulfilled_in_three_steps() {
-        assert_eq!(next(Some("b"), Some(("a", 5)), false, false, NOW), Step::Prepare);
-        assert_eq!(next(Some("b"), Some(("a", 5)), true, false, NOW), Step::Switch);
-        assert_eq!(next(Some("b"), Some(("b", NOW)), false, true, NOW), Step::Wait(GRACE));
-        assert_eq!(next(Some("b"), Some(("b", NOW)), false, true, NOW + 180), Step::Finish);
-        assert_eq!(next(Some("b"), Some(("b", NOW)), false, false, NOW + 180), Step::Rest);
+    fn without_a_new_wish_nothing_happens() {
+        assert_eq!(next(None, Said::default(), NOW), Step::Rest);
+        assert_eq!(next(Some("a"), said("a"), NOW), Step::Rest);
+    }
+
+    #[test]
+    fn a_wish_is_fulfilled_in_three_steps_with_time_between_them() {
+        assert_eq!(next(Some("b"), said("a"), NOW), Step::Prepare);
+        let prepared = Said { next: true, ..said("a") };
+        assert_eq!(next(Some("b"), prepared, NOW + 10), Step::Wait(GRACE - Duration::from_secs(10)));
+        assert_eq!(next(Some("b"), prepared, NOW + 180), Step::Switch);
+        let switched = Said { previous: true, ..said("b") };
+        assert_eq!(next(Some("b"), switched, NOW + 10), Step::Wait(GRACE - Duration::from_secs(10)));
+        assert_eq!(next(Some("b"), switched, NOW + 180), Step::Finish);
+        assert_eq!(next(Some("b"), said("b"), NOW + 180), Step::Rest);
     }
 
     #[test]
     fn a_second_wish_waits_for_the_end_of_the_first() {
-        assert_eq!(
-            next(Some("c"), Some(("b", NOW)), false, true, NOW + 10),
-            Step::Wait(Duration::from_secs(170))
-        );
+        let switched = Said { previous: true, ..said("b") };
+        assert_eq!(next(Some("c"), switched, NOW + 180), Step::Finish);
+    }
+
+    #[test]
+    fn a_lost_note_of_the_time_stops_nothing() {
+        let switched = Said { previous: true, stepped: None, ..said("b") };
+        assert_eq!(next(Some("b"), switched, NOW), Step::Finish);
     }
 }

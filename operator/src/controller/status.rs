@@ -150,10 +150,13 @@ fn redis(queue: &JobQueue, seen: Option<&Observation>, was_reachable: bool) -> F
         }
         Some(Some(trouble)) => {
             // The worker's words for what the user of a JobQueue sets elsewhere.
-            let message = trouble.message.replace(
-                "check redis.username and redis.password",
-                "check username and password in the Secret of spec.redis.external.secretRef",
-            );
+            let place = match queue.spec.redis.as_ref().and_then(|redis| redis.external.as_ref()) {
+                Some(_) => "check username and password in the Secret of spec.redis.external.secretRef",
+                None => {
+                    "the Secret of the managed Redis was changed: restore it, or delete Redis' pod to have it read again"
+                }
+            };
+            let message = trouble.message.replace("check redis.username and redis.password", place);
             Finding::no(REDIS_REACHABLE, "Unreachable", message)
         }
         None if starting => Finding::no(REDIS_REACHABLE, "RedisStarting", "The managed Redis starts"),
@@ -197,6 +200,9 @@ fn workers(applied: &Applied, desired: i32, ready: i32) -> Finding {
 
 /// What the Deployment says of pods that it could not make, or that do not become ready.
 fn failure(applied: &Applied) -> Option<String> {
+    if applied.obstacle.is_some() {
+        return applied.obstacle.clone();
+    }
     let conditions = applied.worker.as_ref()?["status"]["conditions"].as_array()?;
     let is = |one: &Value, kind: &str, status: &str| one["type"] == kind && one["status"] == status;
     let failed = conditions

@@ -10,14 +10,6 @@ impl Session {
         call.arg(owner).arg(gone.unwrap_or_default());
         self.eval(&OWN, &call).await.map(text)
     }
-
-    /// Gives the queue under `key` up, unless it is another's.
-    pub async fn disown(&mut self, key: &str, owner: &str) -> Result<(), StoreError> {
-        if self.get(&claim(key)).await?.as_deref() == Some(owner) {
-            self.unlink(&claim(key)).await?;
-        }
-        Ok(())
-    }
 }
 
 impl Session {
@@ -35,7 +27,9 @@ impl Session {
     /// Deletes every key of this shard, its jobs included: for a queue that is deleted with all it holds. Nobody may work
     /// on it any more. Keys are named one by one: another queue's prefix may begin with this one's.
     pub async fn delete_all(&mut self) -> Result<(), StoreError> {
-        for lane in self.lanes(0, usize::MAX >> 1).await? {
+        let mut lanes = self.lanes(0, usize::MAX >> 1).await?;
+        lanes.extend(self.reaping(usize::MAX >> 1).await?);
+        for lane in lanes {
             let keys = self.keys.clone();
             let lists = keys.lists(&lane).into_iter();
             let lists = lists.flat_map(|lists| [lists.held, lists.parked, lists.parked_suspects]);
@@ -75,6 +69,7 @@ impl Session {
             keys.layout(),
             keys.completed(),
             keys.dead_letters(),
+            claim(&keys.lanes()),
         ];
         for key in of_queues.chain(own) {
             self.unlink(&key).await?;

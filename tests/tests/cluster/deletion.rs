@@ -84,3 +84,15 @@ async fn a_namespace_with_a_queue_to_be_deleted_terminates() {
     space.await_ready("kept").await;
     kubectl(&["delete", "namespace", &space.name, "--timeout=110s"]).await.expect("terminated");
 }
+
+#[tokio::test]
+async fn what_is_not_the_queues_survives_its_deletion() {
+    let space = Namespace::create("foreign").await;
+    let secret = "apiVersion: v1\nkind: Secret\nmetadata: {name: shop-redis}\nstringData: {theirs: kept}\n";
+    space.apply(secret).await;
+    space.queue("shop", "{deletionPolicy: Delete}").await;
+    space.await_condition("shop", "Stalled", "True").await;
+    space.kubectl(&["delete", "jobqueue", "shop"]).await.expect("deleted");
+    assert_eq!(space.get("secret", "shop-redis").await["data"]["theirs"], "a2VwdA==");
+    space.delete().await;
+}

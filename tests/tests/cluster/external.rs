@@ -116,6 +116,30 @@ async fn the_second_queue_on_the_same_keys_stalls_until_the_first_is_deleted() {
 }
 
 #[tokio::test]
+async fn a_queue_whose_keys_are_anothers_never_has_a_worker_or_a_producer() {
+    let space = Namespace::create("hands-off").await;
+    let redis = space.external("store").await;
+    space.queue("first", &space.on("store", "paused: true")).await;
+    space.await_ready("first").await;
+    let second = "scaling: {minReplicas: 2}, producer: {volume: {emptyDir: {}}}, queues: [{name: other}]";
+    space.queue("second", &space.on("store", second)).await;
+    // Other lists, but one prefix: registry, dead letters and all else would be shared.
+    space.await_condition("second", "Stalled", "True/KeyConflict").await;
+    redis.push(LOW, 0..3).await;
+    for part in ["worker", "producer"] {
+        let replicas = space.get("deployment", &format!("second-{part}")).await["spec"]["replicas"].clone();
+        assert_eq!(replicas, 0, "{part}");
+    }
+    space.kubectl(&["delete", "jobqueue", "first"]).await.expect("deleted");
+    space.await_condition("second", "WorkersAvailable", "True/Available").await;
+    patiently("the producer", async || {
+        space.get("deployment", "second-producer").await["spec"]["replicas"] == 1
+    })
+    .await;
+    space.delete().await;
+}
+
+#[tokio::test]
 async fn another_prefix_is_another_queue_in_the_same_redis() {
     let space = Namespace::create("prefix").await;
     let redis = space.external("store").await;

@@ -87,3 +87,16 @@ async fn new_resources_replace_the_pod_of_redis_and_keep_its_jobs() {
     assert_eq!(redis.count(&["LLEN", LOW]).await, 20);
     space.delete().await;
 }
+
+#[tokio::test]
+async fn workers_that_cannot_start_are_told_in_the_words_of_their_pods() {
+    let space = Namespace::create("imageless").await;
+    space.queue("imageless", "{worker: {image: 'localhost/nowhere:1'}}").await;
+    space.await_ready("imageless").await;
+    let redis = space.managed("imageless").await;
+    redis.push(LOW, 0..1).await;
+    let told = space.await_condition("imageless", "WorkersAvailable", "False/WorkersFailing").await;
+    assert!(told.contains("container worker: ") && told.contains("Image"), "{told}");
+    space.await_condition("imageless", "Ready", "False").await;
+    space.delete().await;
+}

@@ -10,7 +10,9 @@ use super::{Resources, duration, texts};
 #[derive(Serialize, Deserialize, KubeSchema, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
-    validation = Rule::new("!(has(self.managed) && has(self.external))").message("set one of managed and external, not both")
+    validation = Rule::new("!(has(self.managed) && has(self.external))").message("set one of managed and external, not both"),
+    validation = Rule::new("!has(self.waitReplicas) || self.waitReplicas == 0 || has(self.external)")
+        .message("waitReplicas needs an external Redis: a managed one has no replicas")
 )]
 pub struct Redis {
     /// A Redis that is run for this queue alone: one pod with a generated password, an append-only file and a volume.
@@ -38,7 +40,7 @@ pub struct Redis {
 #[serde(rename_all = "camelCase")]
 pub struct Managed {
     /// The image, with `redis-server` 6.2 or newer on its path. Not set: what the operator was installed with when
-    /// this queue was created. Setting it restarts Redis.
+    /// this queue was created. Changing it restarts Redis.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 512))]
     pub image: Option<String>,

@@ -31,7 +31,7 @@ pub struct Scaling {
     #[schemars(range(min = 1, max = 1_000_000_000))]
     pub backlog_per_worker: i32,
     /// How soon a waiting job should be run: more workers are started when the measured run times say that it would
-    /// take longer. Not set: only the number of jobs counts.
+    /// take longer. Not set: only the number of jobs counts. Reserved: this version looks at the number of jobs only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "duration")]
     pub target_latency: Option<Duration>,
@@ -40,7 +40,7 @@ pub struct Scaling {
     #[schemars(schema_with = "duration")]
     pub scale_down_delay: Duration,
     /// How long a worker that is to be stopped may take to finish its jobs; then they are given to others. Not set: as
-    /// long as they take.
+    /// long as they take. Reserved: in this version no worker is stopped while jobs of its queue run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "duration")]
     pub drain_timeout: Option<Duration>,

@@ -57,6 +57,8 @@ fn contradictions_are_refused_with_a_message_that_says_what_to_do() {
         ("scaling: {minReplicas: 5, maxReplicas: 2}", "minReplicas must not exceed maxReplicas"),
         ("scaling: {targetLatency: 0s}", "targetLatency must be more than 0s"),
         ("redis: {managed: {}, external: {address: 'a:1'}}", "set one of managed and external"),
+        ("redis: {waitReplicas: 1}", "needs an external Redis"),
+        ("worker: {reaper: {enabled: false}}", "enabled cannot be false"),
         ("redis: {external: {}}", "exactly one of address and sentinel"),
         (
             "redis: {external: {address: 'a:1', sentinel: {master: m, addresses: ['a:2']}}}",
@@ -84,6 +86,13 @@ fn what_the_jobs_depend_on_cannot_be_changed() {
     change_refused("{}", "protocol: async", "spec.protocol cannot be changed");
     for (from, to) in [("{}", "keyPrefix: a"), ("keyPrefix: a", "{}"), ("keyPrefix: a", "keyPrefix: b")] {
         change_refused(from, to, "spec.keyPrefix cannot be changed");
+    }
+    for (from, to) in [
+        ("queues: [{name: a, key: x}]", "queues: [{name: a, key: y}]"),
+        ("worker: {delayedSetPattern: 'a:%s'}", "worker: {delayedSetPattern: 'b:%s'}"),
+        ("worker: {}", "worker: {deadLetterList: x}"),
+    ] {
+        change_refused(from, to, "cannot be changed");
     }
     let external = "redis: {external: {address: 'a:1'}}";
     for (from, to) in [("{}", external), (external, "{}"), (external, "redis: {managed: {}}")] {

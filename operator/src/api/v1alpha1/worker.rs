@@ -14,7 +14,10 @@ use super::{Resources, SecretReference, duration, pod_template};
     validation = Rule::new("!has(self.app) || (has(self.handler) && has(self.handler.http))")
         .message("app needs handler.http: the worker posts the jobs to it"),
     validation = Rule::new("!has(self.handler) || !has(self.handler.http) || has(self.handler.http.url) != has(self.app)")
-        .message("handler.http needs exactly one of app (a container beside the worker) and handler.http.url (a service elsewhere)")
+        .message("handler.http needs exactly one of app (a container beside the worker) and handler.http.url (a service elsewhere)"),
+    validation = Rule::new("has(self.processingListPattern) == has(oldSelf.processingListPattern) && (!has(self.processingListPattern) || self.processingListPattern == oldSelf.processingListPattern)").message("processingListPattern cannot be changed: jobs would be left behind under the old keys"),
+    validation = Rule::new("has(self.delayedSetPattern) == has(oldSelf.delayedSetPattern) && (!has(self.delayedSetPattern) || self.delayedSetPattern == oldSelf.delayedSetPattern)").message("delayedSetPattern cannot be changed: jobs would be left behind under the old keys"),
+    validation = Rule::new("has(self.deadLetterList) == has(oldSelf.deadLetterList) && (!has(self.deadLetterList) || self.deadLetterList == oldSelf.deadLetterList)").message("deadLetterList cannot be changed: jobs would be left behind under the old keys")
 )]
 pub struct Worker {
     /// The image of the worker. Not set: the one that belongs to the operator; an upgrade of the operator then rolls
@@ -43,7 +46,7 @@ pub struct Worker {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resources: Option<Resources>,
     /// How long running jobs may take to finish when a pod is stopped from outside; then they are given to others,
-    /// uncounted. Scale-in waits for them without a limit.
+    /// uncounted.
     #[serde(default = "drain_timeout")]
     #[schemars(schema_with = "duration")]
     pub drain_timeout: Duration,
@@ -247,10 +250,13 @@ impl Default for App {
 }
 
 /// The rescue of dead workers' jobs.
-#[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
+#[derive(Serialize, Deserialize, KubeSchema, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("!has(self.enabled) || self.enabled").message("enabled cannot be false: workers rescue each other's jobs, and nobody else does")
+)]
 pub struct Reaper {
-    /// Whether workers rescue while no operator does. Not set: true.
+    /// Whether workers rescue each other's jobs. Not set: true.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub enabled: Option<bool>,
     /// How long to wait between two passes. Not set: 1s.

@@ -45,7 +45,7 @@ fn part(
     if let Some(user) = user {
         template::check(user, &format!("spec.{name}.template"), name, Image::Ours)?;
     }
-    let pod = template::merge(Value::Object(user.cloned().unwrap_or_default()), pod);
+    let pod = template::merged(Value::Object(user.cloned().unwrap_or_default()), pod);
     let object = json!({
         "metadata": plan.names.owned(plan.queue, &plan.names.part(name), name),
         "spec": {

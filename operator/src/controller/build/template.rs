@@ -149,6 +149,16 @@ fn merge_lists(base: Vec<Value>, over: Vec<Value>) -> Vec<Value> {
     merged
 }
 
+/// The user's template under ours; but who the pod is and what it may do, the user decides where the user says so.
+pub(super) fn merged(user: Value, mut pod: Value) -> Value {
+    for field in ["serviceAccountName", "automountServiceAccountToken", "securityContext"] {
+        if let Some(wish) = user["spec"].get(field) {
+            pod["spec"][field] = merge(pod["spec"][field].take(), wish.clone());
+        }
+    }
+    merge(user, pod)
+}
+
 /// Takes the container of this name out of the template's list.
 pub(super) fn take_container(template: &mut Value, name: &str) -> Option<Value> {
     ["containers", "initContainers"].into_iter().find_map(|list| {

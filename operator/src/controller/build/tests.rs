@@ -258,3 +258,26 @@ fn a_new_operator_image_never_restarts_redis() {
     let children = built("{}");
     assert_eq!(children.redis.object.unwrap()["spec"]["updateStrategy"]["type"], "OnDelete");
 }
+
+#[test]
+fn the_secret_of_a_handler_is_used_by_what_it_holds() {
+    let spec = "{worker: {handler: {http: {url: 'http://app:1', secretRef: {name: s}}}}}";
+    for (key, field) in [("token", "token_file"), ("hmac", "hmac_key_file")] {
+        let secret = SecretData::new("s", BTreeMap::from([(key.to_owned(), b"x".to_vec())]));
+        let resolved = Resolved { handler_secret: Some(secret), ..resolved() };
+        let yaml = children(&queue(spec), &resolved).unwrap().rendered.yaml;
+        assert!(yaml.contains(&format!("{field}: /etc/jobqueue-handler/{key}")), "{yaml}");
+    }
+}
+
+#[test]
+fn who_a_pod_is_and_what_it_may_do_is_the_users_where_the_user_says_so() {
+    let template =
+        "{worker: {template: {spec: {serviceAccountName: cloud, securityContext: {fsGroup: 1000}}}}}";
+    let pod = pod(&built(template).worker);
+    assert_eq!(pod["serviceAccountName"], "cloud");
+    assert_eq!(
+        (&pod["securityContext"]["fsGroup"], &pod["securityContext"]["runAsNonRoot"]),
+        (&json!(1000), &json!(true))
+    );
+}

@@ -55,7 +55,7 @@ pub(super) fn deployment(plan: &Plan) -> Result<Child, Error> {
     if image == Image::TheUsers {
         inject(plan, &mut pod, &mut user)?;
     }
-    let pod = template::merge(user, pod);
+    let pod = template::merged(user, pod);
     let object = json!({
         "metadata": plan.names.owned(plan.queue, &name, "worker"),
         "spec": {
