@@ -392,7 +392,7 @@ pub fn enqueue(queue: &str, jobs: &[Bytes]) -> Vec<Enqueue> {
 }
 
 /// The scripts of the engine by name, as they are sent.
-pub const SCRIPTS: [(&str, &str); 15] = [
+pub const SCRIPTS: [(&str, &str); 16] = [
     ("number", include_str!("../../queue/src/scripts/number.lua")),
     (
         "cycle",
@@ -418,6 +418,7 @@ pub const SCRIPTS: [(&str, &str); 15] = [
     ("enqueue", include_str!("../../queue/src/scripts/enqueue.lua")),
     ("limit", include_str!("../../queue/src/scripts/limit.lua")),
     ("page", include_str!("../../queue/src/scripts/page.lua")),
+    ("own", include_str!("../../queue/src/scripts/own.lua")),
     ("purge", include_str!("../../queue/src/scripts/purge.lua")),
     ("snapshot", include_str!("../../queue/src/scripts/snapshot.lua")),
 ];

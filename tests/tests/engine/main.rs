@@ -4,5 +4,6 @@ mod cycle;
 mod faults;
 mod jobs;
 mod model;
+mod ownership;
 mod reap;
 mod shards;

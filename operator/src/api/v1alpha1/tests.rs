@@ -88,7 +88,7 @@ fn what_the_jobs_depend_on_cannot_be_changed() {
         change_refused(from, to, "spec.keyPrefix cannot be changed");
     }
     for (from, to) in [
-        ("queues: [{name: a, key: x}]", "queues: [{name: a, key: y}]"),
+        ("queues: [{name: a, key: one}]", "queues: [{name: a, key: two}]"),
         ("worker: {delayedSetPattern: 'a:%s'}", "worker: {delayedSetPattern: 'b:%s'}"),
         ("worker: {}", "worker: {deadLetterList: x}"),
     ] {
