@@ -501,7 +501,7 @@ async fn scale(context: Arc<Context>, mut wishes: UnboundedReceiver<Wish>) {
                 context.publish(&object, EventType::Normal, "Scaled", "Scale", note).await;
             }
             Ok(Err(error)) => {
-                tracing::warn!(namespace, jobqueue = queue.name, error = %error, "Could not scale")
+                tracing::warn!(namespace, jobqueue = queue.name, error = %error, "Could not scale");
             }
         }
     }

@@ -432,14 +432,12 @@ impl Observer {
         } else {
             None
         };
-        if let Some(decision) = decision {
-            if decision.replicas != target.current {
-                wish = Some(Wish { queue: queue.clone(), from: target.current, decision: decision.clone() });
-                let mut changed = Target::clone(target);
-                changed.current = decision.replicas;
-                watched.target = Arc::new(changed);
-                now.decision = Some((decision, now_ms));
-            }
+        if let Some(decision) = decision.filter(|decision| decision.replicas != target.current) {
+            wish = Some(Wish { queue: queue.clone(), from: target.current, decision: decision.clone() });
+            let mut changed = Target::clone(target);
+            changed.current = decision.replicas;
+            watched.target = Arc::new(changed);
+            now.decision = Some((decision, now_ms));
         }
         let turned = earlier.as_ref().is_none_or(|earlier| {
             earlier.trouble != now.trouble

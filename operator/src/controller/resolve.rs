@@ -42,7 +42,10 @@ pub struct SecretData {
 impl std::fmt::Debug for SecretData {
     /// The names of the keys, never what they hold.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("SecretData").field("name", &self.name).field("keys", &self.data.keys()).finish()
+        f.debug_struct("SecretData")
+            .field("name", &self.name)
+            .field("keys", &self.data.keys())
+            .finish_non_exhaustive()
     }
 }
 

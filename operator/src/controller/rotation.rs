@@ -67,7 +67,7 @@ pub fn next(wish: Option<&str>, said: Said, now: i64) -> Step {
     let passed = said
         .stepped
         .map_or(GRACE, |at| Duration::from_secs(u64::try_from(now.saturating_sub(at)).unwrap_or(0)));
-    let in_time = |step: Step| if passed >= GRACE { step } else { Step::Wait(GRACE - passed) };
+    let in_time = |step: Step| if passed >= GRACE { step } else { Step::Wait(GRACE.saturating_sub(passed)) };
     match wish {
         _ if said.previous => in_time(Step::Finish),
         _ if said.next => in_time(Step::Switch),
@@ -158,10 +158,10 @@ mod tests {
     fn a_wish_is_fulfilled_in_three_steps_with_time_between_them() {
         assert_eq!(next(Some("b"), said("a"), NOW), Step::Prepare);
         let prepared = Said { next: true, ..said("a") };
-        assert_eq!(next(Some("b"), prepared, NOW + 10), Step::Wait(GRACE - Duration::from_secs(10)));
+        assert_eq!(next(Some("b"), prepared, NOW + 10), Step::Wait(Duration::from_secs(170)));
         assert_eq!(next(Some("b"), prepared, NOW + 180), Step::Switch);
         let switched = Said { previous: true, ..said("b") };
-        assert_eq!(next(Some("b"), switched, NOW + 10), Step::Wait(GRACE - Duration::from_secs(10)));
+        assert_eq!(next(Some("b"), switched, NOW + 10), Step::Wait(Duration::from_secs(170)));
         assert_eq!(next(Some("b"), switched, NOW + 180), Step::Finish);
         assert_eq!(next(Some("b"), said("b"), NOW + 180), Step::Rest);
     }

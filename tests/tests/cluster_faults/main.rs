@@ -1,4 +1,5 @@
 //! The operator on a real cluster in trouble. These tests disturb everybody, so they run one at a time.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is the report")]
 mod apiserver;
 mod installation;
 mod leader;
