@@ -114,7 +114,7 @@ async fn run(cli: Cli) -> anyhow::Result<()> {
     let identity = identity.unwrap_or_else(host);
     let watched: Vec<String> = watch_namespaces.into_iter().filter(|name| !name.is_empty()).collect();
     let mut leadership = Leadership::new(client.clone(), &namespace, &lease_name, &identity);
-    let working = async {
+    let work = async {
         wait_for_crd(&client, watched.first()).await;
         tracing::info!(identity, "Waiting to lead");
         leadership.acquire().await;
@@ -128,21 +128,21 @@ async fn run(cli: Cli) -> anyhow::Result<()> {
             watched,
             api_servers: api_servers().await,
         };
-        let work = controller::run(
+        let controlling = controller::run(
             client.clone(),
             settings,
             Arc::clone(&metrics),
             shutdown.clone().cancelled_owned(),
         );
         tokio::select! {
-            ended = work => ended,
+            ended = controlling => ended,
             () = leadership.keep() => Err(anyhow::anyhow!("the lease was lost: another operator leads")),
         }
     };
     let ended = tokio::select! {
-        ended = working => ended,
+        ended = work => ended,
         () = shutdown.cancelled() => Ok(()),
-        served = server => served?,
+        closed = server => closed?,
     };
     if ended.is_ok() {
         leadership.release().await;
