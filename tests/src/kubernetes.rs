@@ -324,8 +324,8 @@ pub async fn test_cluster(arguments: &[&str]) -> Option<String> {
 
 /// The requests of the operator since a moment.
 pub struct Audit {
-    path: String,
-    from: u64,
+    path: std::path::PathBuf,
+    since: String,
 }
 
 /// A request of the operator.
@@ -351,24 +351,36 @@ impl Request {
 impl Audit {
     /// Everything from now on.
     pub async fn begin() -> Option<Self> {
-        let path = test_cluster(&["audit"]).await?;
-        let from = std::fs::metadata(&path).expect("the audit log").len();
-        Some(Self { path, from })
+        Some(Self { since: jiff::Timestamp::now().to_string(), ..Self::all().await? })
     }
 
     /// Everything since the cluster was started.
     pub async fn all() -> Option<Self> {
-        Some(Self { path: test_cluster(&["audit"]).await?, from: 0 })
+        Some(Self { path: test_cluster(&["audit"]).await?.into(), since: String::new() })
     }
 
     /// What the operator asked for.
     pub fn requests(&self) -> Vec<Request> {
-        use std::io::{BufRead, BufReader, Seek, SeekFrom};
-        let mut file = std::fs::File::open(&self.path).expect("the audit log");
-        file.seek(SeekFrom::Start(self.from)).expect("its end");
+        use std::io::{BufRead, BufReader};
         let user = format!("system:serviceaccount:{OPERATOR_NAMESPACE}:");
-        let lines = BufReader::new(file).lines().map_while(Result::ok).filter(|line| line.contains(&user));
-        lines.filter_map(|line| request(&serde_json::from_str(&line).ok()?, &user)).collect()
+        // A full log is renamed and a new one begun.
+        let logs = std::fs::read_dir(self.path.parent().expect("a directory")).expect("the logs");
+        let logs = logs.filter_map(|entry| Some(entry.ok()?.path()));
+        let is_audit = |path: &std::path::PathBuf| {
+            path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("audit"))
+        };
+        let mut requests = vec![];
+        for log in logs.filter(is_audit) {
+            let lines = BufReader::new(std::fs::File::open(log).expect("an audit log")).lines();
+            let entries = lines.map_while(Result::ok).filter(|line| line.contains(&user));
+            requests.extend(entries.filter_map(|line| {
+                let entry: Value = serde_json::from_str(&line).ok()?;
+                // Times of one format sort as text.
+                let late = entry["requestReceivedTimestamp"].as_str()? >= self.since.as_str();
+                late.then(|| request(&entry, &user)).flatten()
+            }));
+        }
+        requests
     }
 }
 

@@ -1,4 +1,5 @@
 //! A new password for a managed Redis.
+#![allow(clippy::expect_used, reason = "a panic is the report")]
 use std::time::Duration;
 
 use e2e::kubernetes::{LOW, Namespace, patiently};
@@ -15,10 +16,10 @@ async fn rotate(space: &Namespace, queue: &str) {
 async fn await_new_secret(space: &Namespace, queue: &str, old: &serde_json::Value) {
     eventually(STEP, "the new password in the Secret", async || {
         let now = space.get("secret", &format!("{queue}-redis")).await["data"].clone();
-        if now["password"] != old["password"] {
-            Ok(())
-        } else {
+        if now["password"] == old["password"] {
             Err(now.as_object().map(serde_json::Map::len))
+        } else {
+            Ok(())
         }
     })
     .await;
