@@ -22,6 +22,8 @@ use crate::autoscaler::{Decision, History, Seen, decide};
 const INTERVAL: Duration = Duration::from_secs(1);
 /// Figures alone are worth a reconcile this often at most.
 const FIGURES_INTERVAL: Duration = Duration::from_secs(30);
+/// That a queue has become empty is worth one sooner: it is what people wait for.
+const EMPTY_INTERVAL: Duration = Duration::from_secs(5);
 /// A claim that another has is asked for again after this long.
 const CLAIM_INTERVAL: Duration = Duration::from_secs(10);
 /// A claim that is ours is looked at again after this long: somebody may have deleted it.
@@ -129,6 +131,11 @@ impl Figures {
         self.in_flight += snapshot.in_flight;
         self.dead_letters += snapshot.dead_letters;
         self.paused |= snapshot.paused;
+    }
+
+    /// Whether no job waits or runs.
+    fn is_empty(&self) -> bool {
+        self.in_flight == 0 && self.waiting.iter().all(|waiting| *waiting == 0)
     }
 
     /// Whether somebody who was told `earlier` should be told this: more than a tenth of difference.
@@ -444,10 +451,10 @@ impl Observer {
                 || earlier.conflict != now.conflict
                 || earlier.decision != now.decision
         });
-        let figures = watched
-            .told
-            .as_ref()
-            .is_none_or(|(told, at)| at.elapsed() >= FIGURES_INTERVAL && now.figures.differs_from(told));
+        let figures = watched.told.as_ref().is_none_or(|(told, at)| {
+            (at.elapsed() >= FIGURES_INTERVAL && now.figures.differs_from(told))
+                || (at.elapsed() >= EMPTY_INTERVAL && now.figures.is_empty() && !told.is_empty())
+        });
         if turned || figures {
             watched.told = Some((now.figures.clone(), Instant::now()));
         }
