@@ -22,7 +22,7 @@ pub const MANAGER: &str = "jobqueue-operator";
 pub const SCALER: &str = "jobqueue-scaler";
 
 /// How often pods that do not start are looked at: nobody tells when their reason changes.
-const STARTING: Duration = Duration::from_secs(15);
+const STARTING: Duration = Duration::from_secs(10);
 
 /// What was there when an object was last found as it should be: its hash and its version.
 #[derive(Default)]
@@ -94,18 +94,14 @@ impl Context {
         if self.pod_monitors {
             self.apply_child(queue, pod_monitor).await?;
         }
-        let obstacle = self.obstacle(queue, worker.as_ref()).await?;
-        let next_look =
-            if obstacle.is_some() { Some(STARTING) } else { waits_to_roll.then_some(rolling::TURN) };
+        let starting = worker.as_ref().is_some_and(is_starting);
+        let obstacle = if starting { self.obstacle(queue).await? } else { None };
+        let next_look = if waits_to_roll { Some(rolling::TURN) } else { starting.then_some(STARTING) };
         Ok(Applied { worker, redis, obstacle, next_look })
     }
 
     /// What the pods say when fewer of them are ready than wanted.
-    async fn obstacle(&self, queue: &JobQueue, worker: Option<&Value>) -> Result<Option<String>, Error> {
-        let count = |path: &str| worker.and_then(|live| live.pointer(path)?.as_i64()).unwrap_or(0);
-        if count("/status/readyReplicas") >= count("/spec/replicas") {
-            return Ok(None);
-        }
+    async fn obstacle(&self, queue: &JobQueue) -> Result<Option<String>, Error> {
         let labels = Names::of(queue).selector("worker");
         let labels: Vec<_> = labels.iter().map(|(name, value)| format!("{name}={value}")).collect();
         let params = ListParams::default().labels(&labels.join(",")).limit(50);
@@ -305,6 +301,12 @@ impl Context {
         let namespace = queue.metadata.namespace.clone().unwrap_or_default();
         Api::namespaced_with(self.client.clone(), &namespace, &resource)
     }
+}
+
+/// Whether fewer workers are ready than wanted.
+fn is_starting(worker: &Value) -> bool {
+    let count = |path: &str| worker.pointer(path).and_then(Value::as_i64).unwrap_or(0);
+    count("/status/readyReplicas") < count("/spec/replicas")
 }
 
 fn foreign(queue: &JobQueue, kind: &Kind, name: &str) -> Error {
