@@ -1,5 +1,5 @@
-//! What the operator counts, under the names that dashboards of controllers know, and the gauges of all queues, which
-//! only the operator exports so that a sum over pods never lies.
+//! What the operator counts, under the names that dashboards of controllers know, and the gauges of all queues,
+//! with the labels `namespace` and `jobqueue`. (One worker of a queue exports `queue_length` too, without them.)
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
