@@ -8,6 +8,7 @@ mod obstacle;
 mod resolve;
 mod rolling;
 mod rotation;
+mod scale;
 mod status;
 
 use std::collections::HashMap;
@@ -32,13 +33,16 @@ use kube::runtime::reflector::ObjectRef;
 use kube::runtime::watcher;
 use kube::{Api, Client, Resource, ResourceExt};
 use serde_json::json;
+use tokio::task::JoinSet;
 
 use crate::api::conditions::READY;
 use crate::api::v1alpha1::JobQueue;
 use crate::metrics::Metrics;
-use crate::observer::{Observer, Target, Wish};
+use crate::observer::{Observer, Target};
+use crate::pods::{self, Pods};
 use build::{Children, is_managed};
-use names::{MANAGED_BY, Names};
+use names::Names;
+pub use names::{MANAGED_BY, QUEUE_LABEL};
 use resolve::Resolved;
 use status::Outcome;
 
@@ -48,8 +52,6 @@ pub const FINALIZER: &str = "jobqueue.dev/cleanup";
 /// Secrets have no watch (it would need the right to read all of them), so every queue is looked at again this often.
 const LOOK_AGAIN: Duration = Duration::from_secs(600);
 
-/// How long a change of the number of workers may take.
-const SCALING: Duration = Duration::from_secs(10);
 /// A single failure of the API is worth no change of a condition.
 const TOLERATED_FAILURES: u32 = 2;
 /// How often a queue whose Redis cannot be used is looked at.
@@ -160,7 +162,8 @@ pub async fn run(
             Box::pin(is_gone(client.clone(), cluster.clone(), owner))
         }
     };
-    let observer = Observer::new(to_controller, to_scaler, gone);
+    let pods = Pods::default();
+    let observer = Observer::new(to_controller, to_scaler, pods.clone(), gone);
     metrics.observe(observer.clone());
     let instance = hostname::get().ok().and_then(|name| name.into_string().ok());
     let reporter = Reporter { controller: "jobqueue-operator".into(), instance };
@@ -176,9 +179,19 @@ pub async fn run(
         rolling: rolling::Rolling::default(),
         failures: Mutex::default(),
     });
-    let scaler = tokio::spawn(scale(Arc::clone(&context), wishes));
+    let mut beside = JoinSet::new();
+    beside.spawn(scale::carry_out(Arc::clone(&context), wishes));
+    let (to_rescue, mut deaths) = unbounded();
+    for space in context.spaces() {
+        beside.spawn(pods::watch(client.clone(), space, pods.clone(), to_rescue.clone()));
+    }
+    let observer = context.observer.clone();
+    beside.spawn(async move {
+        while let Some(death) = deaths.next().await {
+            observer.died(death);
+        }
+    });
     controllers(&context, changes, shutdown).await;
-    scaler.abort();
     Ok(())
 }
 
@@ -190,16 +203,11 @@ async fn controllers(
 ) {
     use futures::future::{FutureExt, join_all};
     let shutdown = shutdown.boxed().shared();
-    let spaces: Vec<Option<&String>> = if context.settings.watched.is_empty() {
-        vec![None]
-    } else {
-        context.settings.watched.iter().map(Some).collect()
-    };
     let mut routes = Vec::new();
     let mut running = Vec::new();
-    for space in spaces {
+    for space in context.spaces() {
         let (to, changes) = unbounded();
-        routes.push((space.cloned(), to));
+        routes.push((space.clone(), to));
         running.push(controller(context, space, changes, shutdown.clone()));
     }
     let route = changes.for_each(|queue| {
@@ -218,7 +226,7 @@ async fn controllers(
 
 async fn controller(
     context: &Arc<Context>,
-    space: Option<&String>,
+    space: Option<String>,
     changes: UnboundedReceiver<ObjectRef<JobQueue>>,
     shutdown: impl Future<Output = ()> + Send + Sync + 'static,
 ) {
@@ -231,7 +239,7 @@ async fn controller(
             None => Api::all(client.clone()),
         }
     }
-    let client = &context.client;
+    let (client, space) = (&context.client, space.as_ref());
     let ours = watcher::Config::default().labels(&format!("app.kubernetes.io/managed-by={MANAGED_BY}"));
     let settings = controller::Config::default().concurrency(8).debounce(Duration::from_millis(100));
     Controller::new(api::<JobQueue>(client, space), watcher::Config::default().any_semantic())
@@ -293,6 +301,14 @@ async fn reconcile(queue: Arc<JobQueue>, context: Arc<Context>) -> Result<Action
 type Queues = Vec<(String, String)>;
 
 impl Context {
+    /// The namespaces to look after; `None`: all of them in one.
+    fn spaces(&self) -> Vec<Option<String>> {
+        match self.settings.watched.as_slice() {
+            [] => vec![None],
+            some => some.iter().cloned().map(Some).collect(),
+        }
+    }
+
     /// Resolve, build, apply; and let the observer look at it.
     async fn bring_about(&self, queue: &JobQueue) -> Result<(apply::Applied, Queues), Error> {
         if is_managed(queue) {
@@ -470,41 +486,6 @@ fn on_error(queue: Arc<JobQueue>, error: &Error, context: Arc<Context>) -> Actio
     let longest = if error.is_stalled() { Duration::from_secs(30) } else { Duration::from_secs(60) };
     tracing::warn!(namespace = queue.namespace().unwrap_or_default(), jobqueue = queue.name_any(), error = %error, "Could not reconcile");
     Action::requeue(Duration::from_millis(500).saturating_mul(2u32.saturating_pow(*count - 1)).min(longest))
-}
-
-/// Carries out what the observer decided on.
-async fn scale(context: Arc<Context>, mut wishes: UnboundedReceiver<Wish>) {
-    while let Some(Wish { queue, from, decision }) = wishes.next().await {
-        let namespace = queue.namespace.clone().unwrap_or_default();
-        let api: Api<JobQueue> = Api::namespaced(context.client.clone(), &namespace);
-        let scaled = async {
-            let Some(object) = api.get_opt(&queue.name).await? else { return Ok(None) };
-            let name = Names::of(&object).part("worker");
-            context.scale(&object, &name, decision.replicas).await?;
-            Ok::<_, Error>(Some(object))
-        };
-        // What hangs here would hold up everybody's workers; the next reconcile sees what came of it.
-        match tokio::time::timeout(SCALING, scaled).await {
-            Err(_) => tracing::warn!(namespace, jobqueue = queue.name, "Could not scale in time"),
-            Ok(Ok(None)) => {}
-            Ok(Ok(Some(object))) => {
-                tracing::info!(
-                    namespace,
-                    jobqueue = queue.name,
-                    from,
-                    to = decision.replicas,
-                    reason = decision.reason,
-                    "Scaled"
-                );
-                let note =
-                    format!("Scaled workers from {from} to {}: {}", decision.replicas, decision.reason);
-                context.publish(&object, EventType::Normal, "Scaled", "Scale", note).await;
-            }
-            Ok(Err(error)) => {
-                tracing::warn!(namespace, jobqueue = queue.name, error = %error, "Could not scale");
-            }
-        }
-    }
 }
 
 /// Whether the `JobQueue` that a claim names does not exist any more. Another cluster's cannot be asked for.

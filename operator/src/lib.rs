@@ -12,8 +12,11 @@
 pub mod api;
 pub mod autoscaler;
 pub mod controller;
+pub mod drain;
 pub mod lease;
 pub mod metrics;
 pub mod observer;
+pub mod pods;
+pub mod rescue;
 pub mod server;
 pub mod telemetry;

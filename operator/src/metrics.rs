@@ -1,14 +1,14 @@
-//! What the operator counts, under the names that dashboards of controllers know, and the gauges of all queues,
-//! with the labels `namespace` and `jobqueue`. (One worker of a queue exports `queue_length` too, without them.)
+//! What the operator counts, under the names that dashboards of controllers know, and the gauges of all queues, under the
+//! names that workers have for them where there is no operator, with the labels `namespace` and `jobqueue`.
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use prometheus::{
-    Encoder, Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
-    Registry, TextEncoder,
+    Encoder, Gauge, GaugeVec, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec,
+    Opts, Registry, TextEncoder,
 };
 
-use crate::observer::Observer;
+use crate::observer::{Gauges, Observer};
 
 /// Queue names are the user's: no `JobQueue` gets more labels than this.
 const MOST_QUEUES: usize = 50;
@@ -21,8 +21,13 @@ pub struct Metrics {
     seconds: Histogram,
     leader: Gauge,
     waiting: IntGaugeVec,
+    delayed: IntGaugeVec,
+    oldest: GaugeVec,
+    breakers: IntGaugeVec,
+    reaped: IntCounterVec,
     jobs: IntGaugeVec,
     workers: IntGaugeVec,
+    draining: IntGaugeVec,
     reachable: IntGaugeVec,
     memory: IntGauge,
     observer: OnceLock<Observer>,
@@ -55,12 +60,32 @@ impl Metrics {
             seconds: Histogram::with_opts(seconds.buckets(buckets))?,
             leader: Gauge::new("leader_election_master_status", "1 while this process leads")?,
             waiting: IntGaugeVec::new(Opts::new("queue_length", "Jobs that wait to be run"), queue)?,
+            delayed: IntGaugeVec::new(Opts::new("queue_delayed", "Jobs that wait for their time"), queue)?,
+            oldest: GaugeVec::new(
+                Opts::new("queue_oldest_age_seconds", "Age of the job that waited longest; 0 when empty"),
+                queue,
+            )?,
+            breakers: IntGaugeVec::new(
+                Opts::new(
+                    "jobqueue_breaker_open",
+                    "1 while at least half of the workers hold the queue's breaker open",
+                ),
+                queue,
+            )?,
+            reaped: IntCounterVec::new(
+                Opts::new("reaper_jobs_moved_total", "Jobs of dead workers that were given back"),
+                queue,
+            )?,
             jobs: IntGaugeVec::new(
                 Opts::new("jobqueue_jobs", "Jobs, by state"),
                 &["namespace", "jobqueue", "state"],
             )?,
             workers: IntGaugeVec::new(
                 Opts::new("jobqueue_workers_desired", "Workers that are asked for"),
+                object,
+            )?,
+            draining: IntGaugeVec::new(
+                Opts::new("jobqueue_workers_draining", "Workers that finish their jobs and then go"),
                 object,
             )?,
             reachable: IntGaugeVec::new(Opts::new("jobqueue_redis_up", "1 while Redis answers"), object)?,
@@ -77,9 +102,11 @@ impl Metrics {
         metrics.registry.register(Box::new(metrics.seconds.clone()))?;
         metrics.registry.register(Box::new(metrics.leader.clone()))?;
         metrics.registry.register(Box::new(metrics.memory.clone()))?;
-        for gauge in [&metrics.waiting, &metrics.jobs, &metrics.workers, &metrics.reachable] {
+        for gauge in metrics.queue_gauges() {
             metrics.registry.register(Box::new(gauge.clone()))?;
         }
+        metrics.registry.register(Box::new(metrics.oldest.clone()))?;
+        metrics.registry.register(Box::new(metrics.reaped.clone()))?;
         Ok(Arc::new(metrics))
     }
 
@@ -116,28 +143,50 @@ impl Metrics {
         Ok(String::from_utf8_lossy(&text).into_owned())
     }
 
+    fn queue_gauges(&self) -> [&IntGaugeVec; 7] {
+        let Self { waiting, delayed, breakers, jobs, workers, draining, reachable, .. } = self;
+        [waiting, delayed, breakers, jobs, workers, draining, reachable]
+    }
+
     fn read_queues(&self) {
         let whole = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
-        for gauge in [&self.waiting, &self.jobs, &self.workers, &self.reachable] {
-            // Queues that are gone must not be exported for ever.
-            gauge.reset();
-        }
-        for (queue, seen, target) in self.observer.get().map(Observer::all).unwrap_or_default() {
+        // Queues that are gone must not be exported for ever.
+        self.queue_gauges().into_iter().for_each(IntGaugeVec::reset);
+        self.oldest.reset();
+        self.reaped.reset();
+        for Gauges { queue, seen, target, reaped } in
+            self.observer.get().map(Observer::all).unwrap_or_default()
+        {
             let namespace = queue.namespace.clone().unwrap_or_default();
             let name = queue.name.as_str();
-            self.reachable.with_label_values(&[&namespace, name]).set(i64::from(seen.trouble.is_none()));
-            self.workers.with_label_values(&[&namespace, name]).set(i64::from(target.current));
+            let object = [&namespace, name];
+            self.reachable.with_label_values(&object).set(i64::from(seen.trouble.is_none()));
+            self.workers.with_label_values(&object).set(i64::from(target.current));
+            self.draining.with_label_values(&object).set(i64::from(seen.draining));
+            for (of, count) in reaped.iter().take(MOST_QUEUES) {
+                self.reaped.with_label_values(&[&namespace, name, of]).inc_by(*count);
+            }
             if seen.trouble.is_some() {
                 continue;
             }
+            let figures = &seen.figures;
             let names = target.shards.first().map(|shard| shard.queues.as_slice()).unwrap_or_default();
-            for (keys, waiting) in names.iter().zip(&seen.figures.waiting).take(MOST_QUEUES) {
-                self.waiting.with_label_values(&[&namespace, name, &keys.name]).set(whole(*waiting));
+            for (at, keys) in names.iter().enumerate().take(MOST_QUEUES) {
+                let labels = [&namespace, name, &keys.name];
+                let count = |counts: &[u64]| whole(counts.get(at).copied().unwrap_or(0));
+                self.waiting.with_label_values(&labels).set(count(&figures.waiting));
+                self.delayed.with_label_values(&labels).set(count(&figures.delayed_by_queue));
+                let open = figures.open.get(at).copied().unwrap_or(false);
+                self.breakers.with_label_values(&labels).set(i64::from(open));
+                let since = figures.oldest.get(at).copied().flatten();
+                let age =
+                    Duration::from_millis(since.map_or(0, |since| figures.now_ms.saturating_sub(since)));
+                self.oldest.with_label_values(&labels).set(age.as_secs_f64());
             }
             for (state, count) in [
-                ("in_flight", seen.figures.in_flight),
-                ("delayed", seen.figures.delayed),
-                ("dead", seen.figures.dead_letters),
+                ("in_flight", figures.in_flight),
+                ("delayed", figures.delayed()),
+                ("dead", figures.dead_letters),
             ] {
                 self.jobs.with_label_values(&[&namespace, name, state]).set(whole(count));
             }

@@ -135,6 +135,10 @@ impl Keys {
     pub fn central(&self) -> String {
         self.own("central")
     }
+    /// Why a process' handler died.
+    pub fn handler_death(&self, process: &str) -> String {
+        self.own(&format!("handler-death:{process}"))
+    }
     /// Who exports the queue-wide gauges.
     pub fn gauges(&self) -> String {
         self.own("gauges")

@@ -1,6 +1,9 @@
 //! How one run of a job ended, in words that every handler and every protocol shares.
 use std::time::Duration;
 
+/// The cause of an end for want of memory: as [`Outcome::HandlerDied`] and in `interrupted_by` of the job.
+pub const OUT_OF_MEMORY: &str = "oom";
+
 /// How one run of a job ended. A handler answers this; a protocol decides what becomes of the job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {

@@ -5,7 +5,7 @@ use bytes::Bytes;
 use crate::effects::{Decision, Effect, Side};
 use crate::job::{Job, NotAJob};
 use crate::keys::QueueKeys;
-use crate::outcome::Outcome;
+use crate::outcome::{OUT_OF_MEMORY, Outcome};
 
 pub mod files;
 
@@ -21,9 +21,9 @@ pub struct Interruption<'a> {
 }
 
 impl Interruption<'_> {
-    /// The handler died while it ran the job, not our process.
-    pub const fn of_handler(alone: bool) -> Self {
-        Self { cause: "handler", outside: false, alone }
+    /// The handler died while it ran the job, not our process. Why it did is known when somebody who saw it told.
+    pub fn of_handler(why: &str, alone: bool) -> Self {
+        Self { cause: if why == OUT_OF_MEMORY { OUT_OF_MEMORY } else { "handler" }, outside: false, alone }
     }
 }
 

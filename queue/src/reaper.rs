@@ -3,7 +3,7 @@
 //!
 //! A lane is fenced only after two looks at an absent heartbeat, 2 s apart, by a reaper whose own connection has
 //! stood for a whole TTL: after an outage every live lane has had the time to renew.
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -58,6 +58,7 @@ pub struct Reaper {
     trouble: Instant,
     seen: Option<(u64, Instant)>,
     cursor: String,
+    spared: HashSet<String>,
 }
 
 /// Whether a death was brought about from outside the process: its jobs are then above suspicion.
@@ -77,6 +78,7 @@ impl Reaper {
             trouble: Instant::now(),
             seen: None,
             cursor: "0".into(),
+            spared: HashSet::new(),
         }
     }
 
@@ -84,6 +86,19 @@ impl Reaper {
     pub async fn is_relieved(&mut self) -> Result<bool, StoreError> {
         let central = self.session.keys.central();
         self.session.exists(&central).await
+    }
+
+    /// These lanes, fenced though they are, are not emptied yet: more will be known of their end soon.
+    pub fn spare(&mut self, lanes: impl IntoIterator<Item = String>) {
+        self.spared = lanes.into_iter().collect();
+    }
+
+    /// A pass on a connection that several reapers share.
+    pub async fn pass_on(&mut self, session: &mut Session) -> Result<Reaped, StoreError> {
+        std::mem::swap(&mut self.session, session);
+        let outcome = self.pass().await;
+        std::mem::swap(&mut self.session, session);
+        outcome
     }
 
     /// Fences what is dead, then empties what is fenced.
@@ -122,6 +137,9 @@ impl Reaper {
             }
         }
         for lane in self.session.reaping(LANES).await? {
+            if self.spared.contains(&lane) {
+                continue;
+            }
             match self.empty(&lane, &mut reaped).await {
                 // A key of one dead lane that cannot be used must not keep the jobs of the others.
                 Err(error) if !error.is_transient() => {

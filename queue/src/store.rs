@@ -10,13 +10,14 @@ use crate::connect::{ConnectError, Connection, Connector};
 use crate::effects::Effect;
 use crate::keys::Keys;
 
+mod control;
 mod cycle;
 mod jobs;
 mod lanes;
 pub mod ownership;
 
 pub use cycle::{Cycle, Cycled, LaneHandle, Parked, QueueAsk, Refusal, Returned, Settlement, Status, digest};
-pub use jobs::{Enqueue, Granted, Page, PageKind, QueueSnapshot, Snapshot, Turn};
+pub use jobs::{Enqueue, Granted, LaneSnapshot, Page, PageKind, QueueSnapshot, Snapshot, Turn};
 pub use lanes::{Fenced, LaneRecord, RecordedLists, Registration};
 
 /// Whatever is read in one page is at most this large (and at least one job).
@@ -101,6 +102,7 @@ script!(ENQUEUE, "enqueue.lua");
 script!(LIMIT, "limit.lua");
 script!(PAGE, "page.lua");
 script!(SNAPSHOT, "snapshot.lua");
+script!(DRAINED, "drained.lua");
 script!(OWN, "own.lua");
 
 /// A conversation with the node that holds one shard: connects when it must, and again after a failure.

@@ -135,8 +135,12 @@ impl Bench {
 
     /// A lane whose heartbeat lasts `ttl_ms`.
     pub async fn lane_with_ttl(&self, ttl_ms: u64) -> Lane {
+        self.lane_of(registration(ttl_ms)).await
+    }
+
+    /// A lane of this process.
+    pub async fn lane_of(&self, who: Registration) -> Lane {
         let mut session = self.session();
-        let who = registration(ttl_ms);
         let handle =
             session.persist(async |session| session.register(&who).await).await.expect("register a lane");
         Lane {
@@ -392,7 +396,7 @@ pub fn enqueue(queue: &str, jobs: &[Bytes]) -> Vec<Enqueue> {
 }
 
 /// The scripts of the engine by name, as they are sent.
-pub const SCRIPTS: [(&str, &str); 16] = [
+pub const SCRIPTS: [(&str, &str); 17] = [
     ("number", include_str!("../../queue/src/scripts/number.lua")),
     (
         "cycle",
@@ -421,6 +425,7 @@ pub const SCRIPTS: [(&str, &str); 16] = [
     ("own", include_str!("../../queue/src/scripts/own.lua")),
     ("purge", include_str!("../../queue/src/scripts/purge.lua")),
     ("snapshot", include_str!("../../queue/src/scripts/snapshot.lua")),
+    ("drained", include_str!("../../queue/src/scripts/drained.lua")),
 ];
 
 /// Loads a script, so that the next call by its SHA is carried out; answers the SHA.

@@ -151,6 +151,11 @@ impl Namespace {
         self.external_with(name, &["--protected-mode", "no"], vec![], None).await
     }
 
+    /// One on this node.
+    pub async fn external_on(&self, name: &str, node: &str) -> Redis<'_> {
+        self.start_external(name, &["--protected-mode", "no"], vec![], None, Some(node)).await
+    }
+
     /// One with these arguments; `secret` is mounted at `/tls`.
     pub async fn external_with(
         &self,
@@ -158,6 +163,17 @@ impl Namespace {
         arguments: &[&str],
         flags: Vec<String>,
         secret: Option<&str>,
+    ) -> Redis<'_> {
+        self.start_external(name, arguments, flags, secret, None).await
+    }
+
+    async fn start_external(
+        &self,
+        name: &str,
+        arguments: &[&str],
+        flags: Vec<String>,
+        secret: Option<&str>,
+        node: Option<&str>,
     ) -> Redis<'_> {
         let mut command = vec!["redis-server", "--save", "", "--dir", "/data"];
         command.extend(arguments);
@@ -173,6 +189,7 @@ impl Namespace {
                     "automountServiceAccountToken": false,
                     "enableServiceLinks": false,
                     "terminationGracePeriodSeconds": 1,
+                    "nodeName": node,
                     "securityContext": { "runAsNonRoot": true, "runAsUser": 65532, "fsGroup": 65532, "seccompProfile": { "type": "RuntimeDefault" } },
                     "containers": [{
                         "name": "redis", "image": given("REDIS_IMAGE"), "command": command,
@@ -214,6 +231,55 @@ impl Namespace {
         let list: Value = serde_json::from_str(&found.expect("events")).expect("JSON");
         let items = list["items"].as_array().cloned().unwrap_or_default();
         items.iter().filter_map(|event| event["message"].as_str().map(str::to_owned)).collect()
+    }
+
+    /// The names of a queue's worker pods that are not on their way out.
+    pub async fn workers(&self, queue: &str) -> Vec<String> {
+        let labels = format!("jobqueue.dev/queue={queue},app.kubernetes.io/component=worker");
+        let pods = self.list("pods", &labels).await;
+        let there = pods.iter().filter(|pod| pod["metadata"]["deletionTimestamp"].is_null());
+        there.filter_map(|pod| pod["metadata"]["name"].as_str().map(str::to_owned)).collect()
+    }
+
+    /// The sum of a metric over the queues of a `JobQueue`, as the operators export it.
+    pub async fn metric(&self, name: &str, queue: &str) -> f64 {
+        let (of, within) = (format!("jobqueue=\"{queue}\""), format!("namespace=\"{}\"", self.name));
+        let operators = [
+            "-n",
+            OPERATOR_NAMESPACE,
+            "get",
+            "pods",
+            "-l",
+            "app.kubernetes.io/name=jobqueue-operator",
+            "-o",
+            "name",
+        ];
+        let mut sum = 0.0;
+        for pod in kubectl(&operators).await.expect("operators").lines() {
+            let pod = pod.trim_start_matches("pod/");
+            let path = format!("/api/v1/namespaces/{OPERATOR_NAMESPACE}/pods/{pod}:8080/proxy/metrics");
+            let text = kubectl(&["get", "--raw", &path]).await.unwrap_or_default();
+            let lines = text
+                .lines()
+                .filter(|line| line.starts_with(name) && line.contains(&of) && line.contains(&within));
+            sum += lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum::<f64>();
+        }
+        sum
+    }
+
+    /// How many workers a queue's Deployment asks for.
+    pub async fn asked_for(&self, queue: &str) -> i64 {
+        let deployment = self.get("deployment", &format!("{queue}-worker")).await;
+        deployment["spec"]["replicas"].as_i64().unwrap_or(-1)
+    }
+
+    /// Waits until a queue's Deployment asks for this many workers.
+    pub async fn await_asked_for(&self, queue: &str, wanted: i64) {
+        patiently("workers asked for", async || {
+            let replicas = self.asked_for(queue).await;
+            if replicas == wanted { Ok(()) } else { Err(replicas) }
+        })
+        .await;
     }
 
     /// Deletes the namespace without waiting for its end.
@@ -279,6 +345,30 @@ impl Redis<'_> {
         Ok(ids)
     }
 
+    /// Waits until this many jobs are held by workers.
+    pub async fn await_running(&self, wanted: u64) {
+        patiently("jobs that run", async || {
+            let held = self.held().await.len() as u64;
+            if held == wanted { Ok(()) } else { Err(held) }
+        })
+        .await;
+    }
+
+    /// The jobs that workers hold, as they are.
+    pub async fn held(&self) -> Vec<Value> {
+        const LOOK: &str = "local found = {} for _, key in ipairs(redis.call('KEYS', 'jobqueue:worker:*')) do \
+            for _, job in ipairs(redis.call('LRANGE', key, 0, -1)) do found[#found + 1] = job end end return found";
+        let lines = self.ask(&["EVAL", LOOK, "0"]).await.unwrap_or_default();
+        lines.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+    }
+
+    /// What the completed jobs look like, by id.
+    pub async fn completed_jobs(&self) -> std::collections::BTreeMap<String, Value> {
+        let lines = self.ask(&["LRANGE", COMPLETED, "0", "-1"]).await.unwrap_or_default();
+        let jobs = lines.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        jobs.map(|job| (job["id"].as_str().unwrap_or_default().to_owned(), job)).collect()
+    }
+
     /// Waits until these jobs are completed: each of them, once, and nothing else.
     pub async fn await_completed(&self, ids: Range<u32>) {
         let mut wanted: Vec<String> = ids.map(id).collect();
@@ -320,6 +410,25 @@ pub async fn test_cluster(arguments: &[&str]) -> Option<String> {
             .trim()
             .to_owned(),
     )
+}
+
+/// The process of a pod's container, seen from the machine that the test cluster runs on.
+pub async fn process_of(namespace: &str, pod: &str, container: &str) -> rustix::process::Pid {
+    let object = kubectl(&["-n", namespace, "get", "pod", pod, "-o", "json"]).await.expect("a pod");
+    let object: Value = serde_json::from_str(&object).expect("JSON");
+    let lists =
+        ["containerStatuses", "initContainerStatuses"].map(|list| object["status"][list].as_array().cloned());
+    let containers: Vec<Value> = lists.into_iter().flatten().flatten().collect();
+    let found = containers.iter().find(|one| one["name"] == container).expect("a container of that name");
+    let id = found["containerID"].as_str().expect("a running container");
+    let id = id.rsplit('/').next().unwrap_or_default().to_owned();
+    let processes = std::fs::read_dir("/proc").expect("processes");
+    let found = processes.filter_map(Result::ok).find_map(|entry| {
+        let pid: i32 = entry.file_name().to_str()?.parse().ok()?;
+        let groups = std::fs::read_to_string(entry.path().join("cgroup")).ok()?;
+        groups.contains(&id).then_some(pid)
+    });
+    rustix::process::Pid::from_raw(found.expect("the process of the container")).expect("a process id")
 }
 
 /// The requests of the operator since a moment.

@@ -14,7 +14,12 @@ pub async fn run(shared: Arc<Shared>, beats: Vec<Arc<Beat>>, mut session: Sessio
     let ttl_ms = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
     let names: Vec<String> = session.keys.queues.iter().map(|queue| queue.name.clone()).collect();
     let mut wait = ttl / 3;
-    while !stopped.within(wait).await {
+    let mut news = shared.news.subscribe();
+    loop {
+        tokio::select! {
+            stop = stopped.within(wait) => if stop { return },
+            Ok(()) = news.changed() => {}
+        }
         let asked = Instant::now();
         let live: Vec<_> = (beats.iter())
             .filter(|beat| beat.silent_for() < ttl)

@@ -1,5 +1,6 @@
 //! The worker: what runs jobs, with or without Kubernetes.
 pub mod cli;
+pub mod coroner;
 pub mod failpoint;
 pub mod handler;
 pub mod health;

@@ -7,8 +7,9 @@ use bytes::Bytes;
 use jobqueue::breaker::{self, Breaker};
 use jobqueue::protocol::Protocol;
 use jobqueue::store::{LaneHandle, Registration};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
+use crate::coroner::Coroner;
 use crate::handler::Handler;
 use crate::health::Readiness;
 use crate::metrics::{Metrics, QueueMetrics};
@@ -58,6 +59,10 @@ pub struct Shared {
     pub wake: Notify,
     /// One a lane: it has obeyed `quiet` and holds nothing.
     pub drained: Vec<AtomicBool>,
+    /// Knows why the handler died, where somebody can tell.
+    pub coroner: Option<Coroner>,
+    /// Wakes the heartbeat: its record has something to tell before its time.
+    pub news: watch::Sender<()>,
 }
 
 impl Shared {
@@ -90,6 +95,7 @@ impl Shared {
     /// Says that a breaker changed.
     pub fn breaker_changed(&self, queue: usize, state: breaker::State) {
         self.queue_metrics[queue].breaker_is(state);
+        self.news.send_replace(());
         let name = &**self.queue_metrics[queue].name();
         match state {
             breaker::State::Open => tracing::warn!(queue = name, value = "open", "Breaker opened"),

@@ -148,10 +148,10 @@ can be read by name only: the operator never lists them.
 - apiGroups: [""]
   resources: [persistentvolumeclaims, secrets]
   verbs: [get, create, patch, delete]
-# To wait until workers are gone, and to replace the pod of a managed Redis.
+# To see workers die, to mark those that drain, to wait until all are gone, and to replace the pod of a managed Redis.
 - apiGroups: [""]
   resources: [pods]
-  verbs: [get, list, delete]
+  verbs: [get, list, watch, patch, delete]
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
   verbs: [get, list, watch, create, patch]

@@ -12,6 +12,8 @@ pub const DURABLE: &str = "Durable";
 pub const WORKERS_AVAILABLE: &str = "WorkersAvailable";
 /// The number of workers follows the number of jobs.
 pub const SCALING_ACTIVE: &str = "ScalingActive";
+/// No queue is held back because its jobs fail.
+pub const HANDLER_HEALTHY: &str = "HandlerHealthy";
 /// Something must be changed by hand.
 pub const STALLED: &str = "Stalled";
 

@@ -282,7 +282,7 @@ impl Context {
         Ok(())
     }
 
-    async fn patch(
+    pub(super) async fn patch(
         &self,
         api: &Api<DynamicObject>,
         manager: &str,

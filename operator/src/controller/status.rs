@@ -8,7 +8,8 @@ use super::apply::Applied;
 use super::build::is_managed;
 use super::names::Names;
 use crate::api::conditions::{
-    DURABLE, Finding, READY, REDIS_REACHABLE, SCALING_ACTIVE, STALLED, WORKERS_AVAILABLE, merge,
+    DURABLE, Finding, HANDLER_HEALTHY, READY, REDIS_REACHABLE, SCALING_ACTIVE, STALLED, WORKERS_AVAILABLE,
+    merge,
 };
 use crate::api::v1alpha1::{
     JobQueue, JobQueueStatus, QueueStatus, ScalingMode, ScalingStatus, WorkersStatus,
@@ -46,11 +47,13 @@ pub fn status(
             let (desired, ready) = (small(count("/spec/replicas")), small(count("/status/readyReplicas")));
             status.replicas = small(count("/status/replicas"));
             status.selector = Some(selector(queue));
-            status.workers = WorkersStatus { desired, ready, summary: format!("{ready}/{desired}") };
+            let draining = seen.map_or(0, |seen| seen.draining).min(desired);
+            status.workers =
+                WorkersStatus { desired, ready, draining, summary: format!("{ready}/{desired}") };
             if let Some(seen) = seen.filter(|seen| seen.trouble.is_none()) {
                 figures(&mut status, queues, seen);
             }
-            findings(queue, &earlier, applied, seen, desired, ready)
+            findings(queue, &status, applied, seen, desired, ready)
         }
         Outcome::Failed(error) => failed(&earlier, error),
     };
@@ -68,12 +71,24 @@ fn figures(status: &mut JobQueueStatus, queues: &[(String, String)], seen: &Obse
     let whole = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
     let figures = &seen.figures;
     let waiting = |at: usize| figures.waiting.get(at).copied().map_or(0, whole);
+    let since = |at: usize| {
+        let ms = i64::try_from(figures.oldest.get(at).copied().flatten()?).ok()?;
+        // Whole seconds, as everywhere in the API.
+        Some(Time(Timestamp::from_second(ms / 1000).ok()?))
+    };
+    let open = |at: usize| figures.open.get(at).copied().unwrap_or(false);
     status.queues = (queues.iter().enumerate())
-        .map(|(at, (name, key))| QueueStatus { name: name.clone(), key: key.clone(), waiting: waiting(at) })
+        .map(|(at, (name, key))| QueueStatus {
+            name: name.clone(),
+            key: key.clone(),
+            waiting: waiting(at),
+            oldest_waiting_since: if waiting(at) > 0 { since(at) } else { None },
+            breaker: if open(at) { "open".into() } else { String::new() },
+        })
         .collect();
     status.waiting = whole(figures.waiting.iter().sum());
     status.in_flight = whole(figures.in_flight);
-    status.delayed = whole(figures.delayed);
+    status.delayed = whole(figures.delayed());
     status.dead_letters = whole(figures.dead_letters);
     if let Some((decision, at)) = &seen.decision {
         let time = Timestamp::from_second(i64::try_from(at / 1000).unwrap_or(0)).unwrap_or_default();
@@ -81,6 +96,7 @@ fn figures(status: &mut JobQueueStatus, queues: &[(String, String)], seen: &Obse
             replicas: decision.replicas,
             reason: decision.reason.clone(),
             time: Time(time),
+            inputs: Some(decision.inputs.clone()),
         });
     }
 }
@@ -130,7 +146,28 @@ fn findings(
     findings.push(durable(queue));
     findings.push(workers);
     findings.push(scaling(queue, seen));
+    findings.push(handler(earlier, seen));
     findings
+}
+
+/// Whether the workers take jobs from every queue.
+fn handler(earlier: &JobQueueStatus, seen: Option<&Observation>) -> Finding {
+    let queues = earlier.queues.iter().map(|queue| queue.name.as_str());
+    let open = seen.map(|seen| seen.figures.open.as_slice()).unwrap_or_default();
+    let names: Vec<&str> = queues.zip(open).filter(|(_, open)| **open).map(|(name, _)| name).collect();
+    if names.is_empty() {
+        return Finding::yes(
+            HANDLER_HEALTHY,
+            "BreakersClosed",
+            "No queue is held back because its jobs fail",
+        );
+    }
+    let message = format!(
+        "So many jobs failed that workers only try one now and then: {}. Look at their errors with kubectl logs; no workers are \
+         started for these queues",
+        names.join(", ")
+    );
+    Finding::no(HANDLER_HEALTHY, "BreakerOpen", message)
 }
 
 fn owner_name(owner: &str) -> String {
@@ -239,7 +276,7 @@ fn failed(earlier: &JobQueueStatus, error: &Error) -> Vec<Finding> {
     if error.is_stalled() {
         findings.push(Finding::yes(STALLED, error.reason(), error.to_string()));
     }
-    for kind in [REDIS_REACHABLE, DURABLE, WORKERS_AVAILABLE, SCALING_ACTIVE] {
+    for kind in [REDIS_REACHABLE, DURABLE, WORKERS_AVAILABLE, SCALING_ACTIVE, HANDLER_HEALTHY] {
         if let Some(old) = earlier.conditions.iter().find(|old| old.type_ == kind) {
             let holds = match old.status.as_str() {
                 "True" => Some(true),

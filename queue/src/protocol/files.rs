@@ -10,7 +10,7 @@ use super::{Interruption, Protocol};
 use crate::effects::{Decision, Effect, Side, Verdict};
 use crate::job::{DEATHS, Job, NotAJob};
 use crate::keys::QueueKeys;
-use crate::outcome::{Failure, Outcome, Reason};
+use crate::outcome::{Failure, OUT_OF_MEMORY, Outcome, Reason};
 use crate::retry::backoff;
 
 /// Completed entries larger than this keep the job's metadata, not its bytes: 10,000 of them are then 40 MiB at most.
@@ -125,8 +125,8 @@ impl Protocol for Files {
             }
             Outcome::Kill(failure) => self.dead(job, failure, &[], queue, now_ms),
             Outcome::Discard => Decision { verdict: Verdict::Discarded, effects: Vec::new() },
-            Outcome::HandlerDied(_) => {
-                self.interrupted(&job.raw, queue, Interruption::of_handler(false), now_ms)
+            Outcome::HandlerDied(why) => {
+                self.interrupted(&job.raw, queue, Interruption::of_handler(why, false), now_ms)
             }
             Outcome::HandlerUnavailable(_) | Outcome::Released => released(&job.raw, queue),
         }
@@ -152,11 +152,13 @@ impl Protocol for Files {
     }
 
     fn interrupted(&self, raw: &Bytes, queue: &QueueKeys, how: Interruption<'_>, now_ms: u64) -> Decision {
-        if how.outside {
-            return released(raw, queue);
-        }
         let job = match self.decode(raw.clone()) {
+            Ok(job) if how.outside => {
+                let bytes = job.edited(&[("interrupted_by", Some(how.cause.into()))]);
+                return released(&bytes, queue);
+            }
             Ok(job) => job,
+            Err((raw, _)) if how.outside => return released(&raw, queue),
             Err((raw, why)) => return self.reject(&raw, &why, queue, now_ms),
         };
         let deaths = job.fields.deaths.saturating_add(1);
@@ -169,7 +171,7 @@ impl Protocol for Files {
             ("interrupted_by", how.cause.into()),
         ];
         if blamed && interruptions >= self.max_interruptions {
-            let reason = if how.cause == "oom" { Reason::Oom } else { Reason::Poison };
+            let reason = if how.cause == OUT_OF_MEMORY { Reason::Oom } else { Reason::Poison };
             let error = format!("its process died {interruptions} times while it ran alone ({})", how.cause);
             return self.dead(&job, &Failure::new(reason, error), &counters, queue, now_ms);
         }

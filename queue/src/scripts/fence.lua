@@ -9,6 +9,8 @@ if redis.call('EXISTS', KEYS[1]) == 0 then
 end
 if redis.call('HEXISTS', KEYS[1], 'token') == 0 then
   redis.call('ZREM', KEYS[3], ARGV[1])
+  -- Who saw it die knows the cause better than its successor, or a heartbeat that was gone.
+  if ARGV[2] == 'certain' and ARGV[3] ~= 'restarted' then redis.call('HSET', KEYS[1], 'fenced', ARGV[3]) end
   return 'FENCED'
 end
 -- A heartbeat without a TTL would protect its lane for ever: it counts as absent.

@@ -5,7 +5,8 @@
 -- ARGV[1] consuming side: R or L  [2] at most this many bytes of the oldest entry
 --     [3] what a lane's record is called, without the lane  [4] at most this many lanes of each registry
 -- Returns {seconds, microseconds, counters, dead, completed, lanes, reaping, jobs held by lanes, paused,
---       {a queue: waiting, suspects, delayed, due, oldest entry, {{key, reason}...}}, {{key, reason}...}}
+--       {a queue: waiting, suspects, delayed, due, oldest entry, {{key, reason}...}}, {{key, reason}...},
+--       {a registered lane: lane, pod, start, JobQueue, jobs held, quiet word acknowledged, breakers}}
 local now = redis.call('TIME')
 local ms = now[1] * 1000 + math.floor(now[2] / 1000)
 local KINDS = { LLEN = 'list', LINDEX = 'list', ZCARD = 'zset', ZCOUNT = 'zset', ZRANGE = 'zset', HGETALL = 'hash',
@@ -38,29 +39,32 @@ end
 -- Records and lists of lanes are not declared, because who they are is read here. They are all of this shard's slot.
 -- What a registered lane holds stands in its record, since its cycles alone change it; what its parked fetches bring
 -- does not. Most parked lists are empty, so they are asked about by the hundred: a lane costs Redis one command.
-local in_flight, parked = 0, {}
-for _, lane in ipairs(read(unfit, {}, 'ZRANGE', KEYS[4], 0, ARGV[4] - 1)) do
-  local record = read(unfit, {}, 'HMGET', ARGV[3] .. lane, 'held', 'parked')
-  in_flight = in_flight + tonumber(record[1] or '0')
-  for list in string.gmatch(record[2] or '', '[^\n]+') do parked[#parked + 1] = list end
+local in_flight, lanes, parked = 0, {}, {}
+for at, lane in ipairs(read(unfit, {}, 'ZRANGE', KEYS[4], 0, ARGV[4] - 1)) do
+  local record = read(unfit, {}, 'HMGET', ARGV[3] .. lane, 'held', 'parked', 'pod', 'start', 'jobqueue', 'quiet', 'breakers')
+  local held = tonumber(record[1] or '0')
+  in_flight = in_flight + held
+  lanes[at] = { lane, record[3] or '', record[4] or '', record[5] or '', held, record[6] or '', record[7] or '' }
+  for list in string.gmatch(record[2] or '', '[^\n]+') do parked[#parked + 1] = { list, lanes[at] } end
 end
-local function add(lists)
-  for _, list in ipairs(lists) do in_flight = in_flight + read(unfit, 0, 'LLEN', list) end
-end
-for at = 1, #parked, 100 do
-  local page = { unpack(parked, at, math.min(at + 99, #parked)) }
-  if redis.pcall('EXISTS', unpack(page)) ~= 0 then add(page) end
+for first = 1, #parked, 100 do
+  local last, page = math.min(first + 99, #parked), {}
+  for at = first, last do page[#page + 1] = parked[at][1] end
+  if redis.pcall('EXISTS', unpack(page)) ~= 0 then
+    for at = first, last do
+      local length = read(unfit, 0, 'LLEN', parked[at][1])
+      parked[at][2][5], in_flight = parked[at][2][5] + length, in_flight + length
+    end
+  end
 end
 -- A fenced lane is emptied by others: its lists are counted.
 for _, lane in ipairs(read(unfit, {}, 'ZRANGE', KEYS[5], 0, ARGV[4] - 1)) do
-  local lists = {}
   for list in string.gmatch(read(unfit, false, 'HGET', ARGV[3] .. lane, 'keys') or '', '[^\n]+') do
-    lists[#lists + 1] = list
+    in_flight = in_flight + read(unfit, 0, 'LLEN', list)
   end
-  add(lists)
 end
 return {
   now[1], now[2], read(unfit, {}, 'HGETALL', KEYS[1]), read(unfit, 0, 'LLEN', KEYS[2]),
   read(unfit, 0, 'LLEN', KEYS[3]), read(unfit, 0, 'ZCARD', KEYS[4]), read(unfit, 0, 'ZCARD', KEYS[5]), in_flight,
-  redis.call('EXISTS', KEYS[6]), queues, unfit,
+  redis.call('EXISTS', KEYS[6]), queues, unfit, lanes,
 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use redis::{Cmd, Value};
 
+use super::control::LANES;
 use super::{
     Call, ENQUEUE, LIMIT, MOVE, PAGE, PAGE_BYTES, PURGE, Refusal, SNAPSHOT, Session, Status, StoreError,
     TURN, bytes, list, number, text, unexpected,
@@ -18,8 +19,6 @@ const REPEATABLE: Duration = Duration::from_secs(24 * 3600);
 
 /// So much of the oldest job is shown: all of it, as a rule. Enough to find its time of creation in.
 const OLDEST_BYTES: usize = 64 * 1024;
-/// So many lanes of each registry are added up by a snapshot: 1,000 take Redis about 9 ms.
-const SNAPSHOT_LANES: usize = 1000;
 
 /// A job to be enqueued.
 #[derive(Debug, Clone)]
@@ -103,6 +102,34 @@ pub struct Snapshot {
     pub queues: Vec<QueueSnapshot>,
     /// Keys beside the queues' that cannot be read: what they hold counts as nothing.
     pub unfit: Vec<Refusal>,
+    /// Each registered lane.
+    pub open_lanes: Vec<LaneSnapshot>,
+}
+
+impl Snapshot {
+    /// A counter by its name; 0 when nothing was counted yet.
+    pub fn counter(&self, name: &str) -> u64 {
+        self.counters.iter().find(|(known, _)| known == name).map_or(0, |(_, count)| *count)
+    }
+}
+
+/// What one look at one lane shows.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LaneSnapshot {
+    /// Its id.
+    pub lane: String,
+    /// The uid of its pod, or empty.
+    pub pod_uid: String,
+    /// When its process started, by its node's clock.
+    pub started_ms: u64,
+    /// The `JobQueue` it belongs to, or empty.
+    pub jobqueue_uid: String,
+    /// Jobs it holds, parked ones too.
+    pub held: u64,
+    /// The `quiet` word it has obeyed, or empty.
+    pub quiet: String,
+    /// The breakers of its process, `high=open low=closed`.
+    pub breakers: String,
 }
 
 /// What one look at one queue shows.
@@ -302,10 +329,22 @@ impl Session {
             keys.extend([queue.queue.clone(), queue.suspects.clone(), queue.delayed.clone()]);
         }
         let mut call = Call::new(keys);
-        call.arg(side.letter()).arg(OLDEST_BYTES).arg(self.keys.record("")).arg(SNAPSHOT_LANES);
+        call.arg(side.letter()).arg(OLDEST_BYTES).arg(self.keys.record("")).arg(LANES);
         let reply = list(self.eval(&SNAPSHOT, &call).await?)?;
-        let [seconds, micros, counters, dead, completed, lanes, reaping, in_flight, paused, queues, unfit] =
-            reply.as_slice()
+        let [
+            seconds,
+            micros,
+            counters,
+            dead,
+            completed,
+            lanes,
+            reaping,
+            in_flight,
+            paused,
+            queues,
+            unfit,
+            open_lanes,
+        ] = reply.as_slice()
         else {
             return Err(unexpected("snapshot"));
         };
@@ -328,6 +367,20 @@ impl Session {
                 unfit: parts.next().map(refusals).transpose()?.unwrap_or_default(),
             })
         };
+        let lane = |value: Value| {
+            let mut parts = list(value)?.into_iter();
+            let mut part = || parts.next().map(text).unwrap_or_default();
+            let (lane, pod_uid, started, jobqueue_uid) = (part(), part(), part(), part());
+            Ok(LaneSnapshot {
+                lane,
+                pod_uid,
+                started_ms: started.parse().unwrap_or(0),
+                jobqueue_uid,
+                held: part().parse().unwrap_or(0),
+                quiet: part(),
+                breakers: part(),
+            })
+        };
         let count = |value: &Value| number(value).unwrap_or(0);
         let snapshot = Snapshot {
             now_ms: count(seconds) * 1000 + count(micros) / 1000,
@@ -340,6 +393,7 @@ impl Session {
             paused: count(paused) == 1,
             queues: list(queues.clone())?.into_iter().map(queue).collect::<Result<_, StoreError>>()?,
             unfit: refusals(unfit.clone())?,
+            open_lanes: list(open_lanes.clone())?.into_iter().map(lane).collect::<Result<_, StoreError>>()?,
         };
         self.saw_time(seconds, micros);
         Ok(snapshot)

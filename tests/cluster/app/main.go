@@ -4,6 +4,7 @@
 //	"duration_ms": 1500   answer after that time
 //	"fail": true          answer 500
 //	"die": true           end the process without an answer
+//	"memory_mib": 100     use that much memory, and keep it until the answer
 //
 // POST /jobs/execute runs a job, GET /health says that the app is there. It listens on $PORT (3000) of every
 // address. SIGTERM: no new connections, what runs is finished, exit 0.
@@ -18,6 +19,7 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"runtime"
 	"syscall"
 	"time"
 )
@@ -26,6 +28,7 @@ type job struct {
 	DurationMs int64 `json:"duration_ms"`
 	Fail       bool  `json:"fail"`
 	Die        bool  `json:"die"`
+	MemoryMiB  int   `json:"memory_mib"`
 }
 
 // parse reads the wishes from every place where a protocol lets a client put them. What is not an object there
@@ -64,6 +67,12 @@ func execute(w http.ResponseWriter, r *http.Request) {
 		log.Printf("job=%q dying", id)
 		os.Exit(1)
 	}
+	// Written to, page by page: memory that is only asked for does not count.
+	used := make([]byte, wishes.MemoryMiB<<20)
+	for at := 0; at < len(used); at += 4096 {
+		used[at] = 1
+	}
+	defer runtime.KeepAlive(used)
 	select {
 	case <-time.After(time.Duration(wishes.DurationMs) * time.Millisecond):
 	case <-r.Context().Done():

@@ -1,9 +1,11 @@
 //! The operator on a real cluster. Every test has a namespace of its own, which enforces the level `restricted`.
 mod deletion;
+mod drain;
 mod drift;
 mod external;
 mod handlers;
 mod newcomer;
+mod rescue;
 mod rest;
 mod rollout;
 mod rotation;

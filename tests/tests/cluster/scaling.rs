@@ -1,15 +1,6 @@
 //! How many workers there are, and whether they take jobs.
 use e2e::kubernetes::{LOW, Namespace, patiently};
 
-async fn await_replicas(space: &Namespace, queue: &str, wanted: i64) {
-    patiently("workers asked for", async || {
-        let deployment = space.get("deployment", &format!("{queue}-worker")).await;
-        let replicas = deployment["spec"]["replicas"].as_i64();
-        if replicas == Some(wanted) { Ok(()) } else { Err(replicas) }
-    })
-    .await;
-}
-
 #[tokio::test]
 async fn two_hundred_and_fifty_jobs_start_three_workers_in_one_step() {
     let space = Namespace::create("burst").await;
@@ -39,7 +30,7 @@ async fn without_jobs_the_workers_go_again() {
     let redis = space.managed("down").await;
     redis.push(LOW, 0..5).await;
     redis.await_completed(0..5).await;
-    await_replicas(&space, "down", 0).await;
+    space.await_asked_for("down", 0).await;
     space.await_condition("down", "Ready", "True/Ready: No jobs, no workers").await;
     space.delete().await;
 }
@@ -49,12 +40,12 @@ async fn in_mode_manual_kubectl_scale_is_obeyed() {
     let space = Namespace::create("manual").await;
     space.queue("manual", "{scaling: {mode: Manual}}").await;
     space.await_ready("manual").await;
-    await_replicas(&space, "manual", 1).await;
+    space.await_asked_for("manual", 1).await;
     space.kubectl(&["scale", "jobq/manual", "--replicas=2"]).await.expect("scaled");
-    await_replicas(&space, "manual", 2).await;
+    space.await_asked_for("manual", 2).await;
     space.await_condition("manual", "WorkersAvailable", "True/Available: 2 of 2").await;
     space.kubectl(&["scale", "jobq/manual", "--replicas=0"]).await.expect("scaled");
-    await_replicas(&space, "manual", 0).await;
+    space.await_asked_for("manual", 0).await;
     space.delete().await;
 }
 
@@ -64,7 +55,7 @@ async fn somebody_who_scales_the_deployment_is_overruled() {
     space.queue("overruled", "{scaling: {mode: Manual}, replicas: 1}").await;
     space.await_ready("overruled").await;
     space.kubectl(&["scale", "deployment/overruled-worker", "--replicas=3"]).await.expect("scaled");
-    await_replicas(&space, "overruled", 1).await;
+    space.await_asked_for("overruled", 1).await;
     space.delete().await;
 }
 
@@ -85,5 +76,44 @@ async fn a_paused_queue_keeps_its_jobs_until_it_is_resumed() {
     space.patch("paused", r#"{"spec": {"paused": false}}"#).await;
     redis.await_completed(0..5).await;
     space.await_condition("paused", "Ready", "True/Ready").await;
+    space.delete().await;
+}
+
+#[tokio::test]
+async fn in_mode_manual_a_horizontal_pod_autoscaler_is_obeyed() {
+    let space = Namespace::create("hpa").await;
+    space.queue("hpa", "{scaling: {mode: Manual}, replicas: 1}").await;
+    space.await_ready("hpa").await;
+    space.await_asked_for("hpa", 1).await;
+    // Without any metric it still keeps to its bounds.
+    let autoscaler = "apiVersion: autoscaling/v2\nkind: HorizontalPodAutoscaler\nmetadata: {name: hpa}\nspec: {scaleTargetRef: \
+        {apiVersion: jobqueue.dev/v1alpha1, kind: JobQueue, name: hpa}, minReplicas: 2, maxReplicas: 3, metrics: \
+        [{type: Resource, resource: {name: cpu, target: {type: Utilization, averageUtilization: 50}}}]}\n";
+    space.apply(autoscaler).await;
+    space.await_asked_for("hpa", 2).await;
+    assert_eq!(space.get("jobqueue", "hpa").await["spec"]["replicas"], 2);
+    space.delete().await;
+}
+
+#[tokio::test]
+async fn an_unreadable_redis_changes_nothing_and_the_queue_says_so() {
+    let space = Namespace::create("unreadable").await;
+    let redis = space.external("redis").await;
+    let spec = space.on(
+        "redis",
+        "scaling: {scaleDownDelay: 2s, backlogPerWorker: 2}, worker: {handler: {simulate: {base: 1s}}}",
+    );
+    space.queue("unreadable", &spec).await;
+    space.await_ready("unreadable").await;
+    redis.push(LOW, 0..200).await;
+    space.await_asked_for("unreadable", 10).await;
+    // It accepts connections and answers nobody.
+    redis.ask(&["CLIENT", "PAUSE", "20000", "ALL"]).await.expect("paused");
+    space.await_condition("unreadable", "RedisReachable", "False/Unreachable").await;
+    space.await_condition("unreadable", "ScalingActive", "False/Holding").await;
+    assert_eq!(space.asked_for("unreadable").await, 10);
+    space.await_condition("unreadable", "ScalingActive", "True/Following").await;
+    redis.await_completed(0..200).await;
+    space.await_asked_for("unreadable", 0).await;
     space.delete().await;
 }

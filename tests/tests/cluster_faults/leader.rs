@@ -1,30 +1,14 @@
 //! Operators come and go.
 use std::time::{Duration, Instant};
 
-use e2e::kubernetes::{LOW, Namespace, OPERATOR_NAMESPACE, kubectl, patiently, test_cluster};
+use e2e::kubernetes::{LOW, Namespace, OPERATOR_NAMESPACE, kubectl, patiently, process_of, test_cluster};
 use e2e::wait::eventually;
-use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value;
+use rustix::process::{Signal, kill_process};
 
 use crate::{alone, await_operators, leader};
 
 /// What the project promises.
 const FAILOVER: Duration = Duration::from_secs(15);
-
-/// The process of an operator's pod, seen from the machine that the test cluster runs on.
-async fn process(pod: &str) -> Pid {
-    let object = kubectl(&["-n", OPERATOR_NAMESPACE, "get", "pod", pod, "-o", "json"]).await.expect("a pod");
-    let object: Value = serde_json::from_str(&object).expect("JSON");
-    let id = object["status"]["containerStatuses"][0]["containerID"].as_str().expect("a running container");
-    let id = id.rsplit('/').next().unwrap_or_default().to_owned();
-    let processes = std::fs::read_dir("/proc").expect("processes");
-    let found = processes.filter_map(Result::ok).find_map(|entry| {
-        let pid: i32 = entry.file_name().to_str()?.parse().ok()?;
-        let groups = std::fs::read_to_string(entry.path().join("cgroup")).ok()?;
-        groups.contains(&id).then_some(pid)
-    });
-    Pid::from_raw(found.expect("the process of the container")).expect("a process id")
-}
 
 async fn await_another_leader(before: &str) -> Duration {
     let began = Instant::now();
@@ -46,7 +30,7 @@ async fn when_the_leader_is_killed_the_other_operator_goes_on() {
     space.queue("before", "{}").await;
     space.await_ready("before").await;
     let before = leader().await.expect("a leader");
-    let process = process(&before).await;
+    let process = process_of(OPERATOR_NAMESPACE, &before, "operator").await;
     // The pod is to go as well, or its next container would find its own name on the lease and go on with it.
     let delete =
         ["-n", OPERATOR_NAMESPACE, "delete", "pod", &before, "--grace-period=0", "--force", "--wait=false"];
@@ -69,7 +53,7 @@ async fn a_leader_that_hung_finds_another_one_leading_and_ends() {
         return;
     }
     let before = leader().await.expect("a leader");
-    let process = process(&before).await;
+    let process = process_of(OPERATOR_NAMESPACE, &before, "operator").await;
     kill_process(process, Signal::STOP).expect("stopped");
     let took = await_another_leader(&before).await;
     println!("another operator led {took:.1?} after the first hung");

@@ -3,8 +3,10 @@
 mod apiserver;
 mod installation;
 mod leader;
+mod node;
 mod rights;
 mod thousand;
+mod two_leaders;
 
 use std::time::Duration;
 

@@ -138,8 +138,8 @@ impl Lane {
                 let decision = match &held.phase {
                     Phase::Finished(job, outcome, took) => {
                         cycle.busy_ms += if first { millis(*took) } else { 0 };
-                        if let Outcome::HandlerDied(_) = outcome {
-                            let how = Interruption::of_handler(self.alone == Some(held.key));
+                        if let Outcome::HandlerDied(why) = outcome {
+                            let how = Interruption::of_handler(why, self.alone == Some(held.key));
                             self.shared.protocol.interrupted(&held.raw, &keys, how, now_ms)
                         } else {
                             self.shared.protocol.settle(job, outcome, &keys, now_ms, &unique)

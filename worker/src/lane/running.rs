@@ -93,6 +93,12 @@ impl Lane {
             let outcome = futures::FutureExt::catch_unwind(handling)
                 .await
                 .unwrap_or_else(|_| Outcome::Failed(Failure::new(Reason::Panic, "the handler panicked")));
+            let outcome = match (outcome, &shared.coroner) {
+                (Outcome::HandlerDied(why), Some(coroner)) => {
+                    Outcome::HandlerDied(coroner.cause().await.unwrap_or(why))
+                }
+                (outcome, _) => outcome,
+            };
             failpoint::hit("after-handle");
             span.end(outcome_word(&outcome));
             let _ = sender.send(Event::Finished { key, outcome, took: started.elapsed() });

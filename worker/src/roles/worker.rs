@@ -14,6 +14,7 @@ use jobqueue::store::{Fenced, Registration};
 use tokio::task::JoinSet;
 
 use super::{check_redis, write_layout};
+use crate::coroner::Coroner;
 use crate::handler::{Command, CommandSettings, Handler, Http, HttpSettings, Simulate, SimulateSettings};
 use crate::health::{FIRST_LANE, Readiness};
 use crate::heartbeat;
@@ -157,6 +158,10 @@ fn share(
         ttl_ms: u64::try_from(engine.ttl.as_millis())?,
     };
     let now = Instant::now();
+    // Only Kubernetes knows why an app beside us died, and only the operator can tell.
+    let beside = !worker.pod_uid.is_empty() && matches!(handler, Handler::Http(_));
+    let coroner =
+        beside.then(|| Coroner::new(engine.session(&engine.shards[0]), registration.control.clone()));
     around.metrics.worker_slots(worker.count as usize);
     Ok(Shared {
         protocol: Arc::clone(&engine.protocol),
@@ -182,6 +187,8 @@ fn share(
         readiness: around.readiness,
         wake: tokio::sync::Notify::new(),
         drained: (0..lanes).map(|_| AtomicBool::new(false)).collect(),
+        coroner,
+        news: tokio::sync::watch::Sender::new(()),
     })
 }
 

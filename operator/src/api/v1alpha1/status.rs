@@ -40,8 +40,8 @@ pub struct JobQueueStatus {
     /// The last change of the number of workers, and why.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scaling: Option<ScalingStatus>,
-    /// `Ready`: jobs can be enqueued and are being run. `RedisReachable`, `Durable`, `WorkersAvailable`, `ScalingActive`:
-    /// the parts of it. `Stalled`: something must be changed by hand; the message says what.
+    /// `Ready`: jobs can be enqueued and are being run. `RedisReachable`, `Durable`, `WorkersAvailable`, `ScalingActive`,
+    /// `HandlerHealthy`: the parts of it. `Stalled`: something must be changed by hand; the message says what.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,
@@ -57,6 +57,13 @@ pub struct QueueStatus {
     pub key: String,
     /// Jobs that wait to be run.
     pub waiting: i64,
+    /// Since when its next job waits; not set when none does, or when it does not say when it was made.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub oldest_waiting_since: Option<Time>,
+    /// `open`: at least half of its workers take no jobs from it, because those that they took failed. A single one is
+    /// tried from time to time.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub breaker: String,
 }
 
 /// The worker pods.
@@ -67,8 +74,16 @@ pub struct WorkersStatus {
     pub desired: i32,
     /// How many are ready.
     pub ready: i32,
+    /// How many take no more jobs, and go when theirs are done.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub draining: i32,
     /// Both, for `kubectl get`.
     pub summary: String,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+fn is_zero(number: &i32) -> bool {
+    *number == 0
 }
 
 /// A change of the number of workers, and why.
@@ -81,4 +96,36 @@ pub struct ScalingStatus {
     pub reason: String,
     /// When.
     pub time: Time,
+    /// What it was decided on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub inputs: Option<ScalingInputs>,
+}
+
+/// What the number of workers was decided on.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ScalingInputs {
+    /// Jobs that waited, suspects and due ones included, of queues whose breaker was not open.
+    #[schemars(with = "i64")]
+    pub backlog: u64,
+    /// The same, of queues whose breaker was open: they ask for no workers but one that tries.
+    #[schemars(with = "i64")]
+    pub blocked: u64,
+    /// Jobs that workers held.
+    #[schemars(with = "i64")]
+    pub in_flight: u64,
+    /// Jobs that came a minute, on average of the last minutes.
+    #[schemars(with = "i64")]
+    pub arrivals_per_minute: u64,
+    /// How long an attempt took, on average of the last minutes; not set before one has ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<i64>")]
+    pub run_millis: Option<u64>,
+    /// Workers wanted for the number of jobs, before `minReplicas` and `maxReplicas`.
+    pub by_depth: i32,
+    /// Workers wanted for `targetLatency`; not set without it, and before run times are known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub by_latency: Option<i32>,
+    /// The most workers wanted within `scaleDownDelay`, with the margin that is kept when there shall be fewer.
+    pub highest: i32,
 }

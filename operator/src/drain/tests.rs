@@ -1,0 +1,264 @@
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::*;
+
+const NOW: u64 = 1_800_000_000_000;
+
+/// A ready pod that holds this many jobs.
+fn busy(uid: &str, held: u64) -> Worker {
+    let pod = json!({
+        "metadata": {
+            "name": uid, "uid": uid, "namespace": "n", "creationTimestamp": "2026-11-16T10:00:00Z",
+            "labels": { "pod-template-hash": "one" },
+        },
+        "spec": { "nodeName": "node" },
+        "status": { "phase": "Running", "conditions": [{ "type": "Ready", "status": "True", "lastTransitionTime": "2026-11-16T10:00:05Z" }] },
+    });
+    Worker { pod: serde_json::from_value(pod).unwrap(), held, drained: false }
+}
+
+fn unready(mut worker: Worker) -> Worker {
+    worker.pod.status.as_mut().unwrap().conditions[0].status = "False".into();
+    worker
+}
+
+fn pending(mut worker: Worker) -> Worker {
+    worker.pod.spec.node_name = None;
+    worker.pod.status.as_mut().unwrap().phase = "Pending".into();
+    unready(worker)
+}
+
+/// One that was told to drain.
+fn draining(mut worker: Worker) -> Worker {
+    let marks = [(DRAINING, NOW.to_string()), (COST, DRAINING_COST.to_owned())];
+    worker.pod.annotations_mut().extend(marks.map(|(name, value)| (name.to_owned(), value)));
+    worker
+}
+
+/// One that has come to rest, and whose kubelet has noticed.
+fn drained(worker: Worker) -> Worker {
+    Worker { drained: true, held: 0, ..unready(draining(worker)) }
+}
+
+fn of_template(mut worker: Worker, template: &str) -> Worker {
+    worker.pod.labels_mut().insert("pod-template-hash".into(), template.into());
+    worker
+}
+
+fn to(current: usize, desired: i32) -> Situation {
+    let current = i32::try_from(current).unwrap();
+    Situation { current, desired, settled: true, timeout_ms: None, now_ms: NOW }
+}
+
+fn uids(order: &[&Worker]) -> Vec<String> {
+    order.iter().map(|worker| worker.uid()).collect()
+}
+
+#[test]
+fn the_least_busy_worker_is_drained_and_nobody_goes_yet() {
+    let workers = [busy("a", 3), busy("b", 0), busy("c", 1)];
+    let plan = plan(&workers, to(3, 2));
+    assert_eq!(plan, Plan { drain: vec!["b".into()], draining: 1, ..Plan::default() });
+}
+
+#[test]
+fn a_worker_goes_only_once_it_has_come_to_rest() {
+    let waiting = [busy("a", 3), draining(busy("b", 1))];
+    let not_yet = Plan { draining: 1, ..Plan::default() };
+    assert_eq!(plan(&waiting, to(2, 1)), not_yet, "it still has a job");
+    let mut rested = draining(busy("b", 0));
+    rested.drained = true;
+    assert_eq!(plan(&[busy("a", 3), rested], to(2, 1)), not_yet, "a could be taken in its place");
+    let ready = [busy("a", 3), drained(busy("b", 0))];
+    assert_eq!(plan(&ready, to(2, 1)).replicas, Some(1));
+}
+
+#[test]
+fn a_busy_pod_that_is_not_ready_keeps_everybody_because_it_would_be_taken_first() {
+    // Unready and without our cost it still goes after those with it; with several to go it would be among them.
+    let workers = [unready(busy("ill", 5)), drained(busy("b", 0)), busy("c", 2)];
+    let plan = plan(&workers, to(3, 1));
+    assert_eq!(plan.drain, ["ill"], "it is made to finish");
+    assert_eq!(plan.replicas, Some(2), "only the one that has come to rest goes");
+}
+
+#[test]
+fn an_unready_pod_that_does_not_drain_is_chosen_before_a_ready_one() {
+    let workers = [unready(busy("ill", 5)), busy("idle", 0)];
+    assert_eq!(plan(&workers, to(2, 1)).drain, ["ill"], "idle would be spared, and the work of ill lost");
+}
+
+#[test]
+fn pending_pods_go_first_but_are_told_to_be_quiet_before() {
+    let workers = [busy("a", 3), pending(busy("new", 0))];
+    assert_eq!(plan(&workers, to(2, 1)), Plan { drain: vec!["new".into()], draining: 1, ..Plan::default() });
+    let mut told = draining(pending(busy("new", 0)));
+    told.drained = true;
+    assert_eq!(plan(&[busy("a", 3), told], to(2, 1)).replicas, Some(1));
+}
+
+#[test]
+fn those_that_have_come_to_rest_do_not_wait_for_the_others() {
+    let workers = [draining(busy("long", 1)), drained(busy("b", 0)), drained(busy("c", 0))];
+    assert_eq!(plan(&workers, to(3, 0)).replicas, Some(1));
+}
+
+#[test]
+fn when_everybody_goes_nobody_can_be_taken_in_anybodys_place() {
+    let mut rested = draining(busy("a", 0));
+    rested.drained = true;
+    assert_eq!(plan(&[rested], to(1, 0)).replicas, Some(0), "no need to wait for its kubelet");
+}
+
+#[test]
+fn when_work_returns_the_workers_resume() {
+    let workers = [busy("a", 3), draining(busy("b", 1)), drained(busy("c", 0))];
+    let mut resumed = plan(&workers, to(3, 3)).resume;
+    resumed.sort();
+    assert_eq!(resumed, ["b", "c"]);
+    assert_eq!(
+        plan(&workers, to(3, 2)),
+        Plan { resume: vec!["b".into()], replicas: Some(2), ..Plan::default() }
+    );
+}
+
+#[test]
+fn nobody_goes_during_a_rollout() {
+    let old = of_template(drained(busy("old", 0)), "two");
+    let plan = plan(&[old, busy("new", 1)], to(2, 1));
+    assert_eq!(plan, Plan { resume: vec!["old".into()], ..Plan::default() });
+}
+
+#[test]
+fn pods_that_are_about_to_be_made_are_waited_for() {
+    let workers = [drained(busy("a", 0))];
+    let unsettled = Situation { settled: false, ..to(3, 0) };
+    assert_eq!(plan(&workers, unsettled), Plan::default());
+}
+
+#[test]
+fn pods_that_cannot_be_made_are_not_waited_for() {
+    let plan = plan(&[busy("a", 1)], to(5, 2));
+    assert_eq!(plan.replicas, Some(2), "nobody has to go for that");
+    assert!(plan.drain.is_empty());
+}
+
+#[test]
+fn after_the_drain_timeout_a_busy_worker_goes() {
+    let bounded = Situation { timeout_ms: Some(5_000), now_ms: NOW + 4_999, ..to(1, 0) };
+    let workers = [draining(busy("a", 1))];
+    assert_eq!(plan(&workers, bounded).replicas, None);
+    assert_eq!(plan(&workers, Situation { now_ms: NOW + 5_000, ..bounded }).replicas, Some(0));
+}
+
+#[test]
+fn a_pod_that_is_being_deleted_is_not_counted() {
+    let mut going = busy("a", 1);
+    going.pod.metadata.deletion_timestamp = going.pod.metadata.creation_timestamp.clone();
+    let plan = plan(&[going, busy("b", 1)], to(2, 1));
+    assert_eq!(plan.replicas, Some(1), "one goes already");
+}
+
+#[test]
+fn the_order_is_the_replica_sets_own() {
+    let mut crowded = busy("crowded", 0);
+    crowded.pod.spec.node_name = Some("full".into());
+    let mut crowded_too = busy("crowded-too", 0);
+    crowded_too.pod.spec.node_name = Some("full".into());
+    let mut restarted = unready(busy("restarted", 0));
+    restarted.pod.status.as_mut().unwrap().container_statuses =
+        vec![crate::pods::ContainerStatus { restart_count: 4, ..crate::pods::ContainerStatus::default() }];
+    restarted.pod.spec.node_name = Some("second".into());
+    let mut cheap = busy("cheap", 0);
+    cheap.pod.annotations_mut().insert(COST.into(), "-5".into());
+    let mut ill = unready(busy("ill", 0));
+    ill.pod.spec.node_name = Some("third".into());
+    let workers = [busy("well", 0), crowded, crowded_too, cheap, ill, restarted, pending(busy("new", 0))];
+    let all: Vec<&Worker> = workers.iter().collect();
+    let order = uids(&deletion_order(&all, NOW));
+    // Unassigned, then unready (more restarts first), then by cost, then from crowded nodes.
+    assert_eq!(order[..4], ["new", "restarted", "ill", "cheap"]);
+    assert_eq!(order[6], "well", "{order:?}");
+}
+
+#[test]
+fn ages_count_by_their_magnitude() {
+    let at = |seconds: i64| Some(Timestamp::from_second(1_800_000_000 - seconds).unwrap());
+    assert_eq!(younger_first(at(10), at(11), NOW), Ordering::Equal);
+    assert_eq!(younger_first(at(10), at(100), NOW), Ordering::Less);
+    assert_eq!(younger_first(at(1000), at(100), NOW), Ordering::Greater);
+}
+
+/// Any pod in any state.
+fn any_worker(uid: usize) -> impl Strategy<Value = Worker> {
+    (0u64..4, any::<bool>(), 0u8..5).prop_map(move |(held, ill, state)| {
+        let worker = busy(&format!("w{uid}"), held);
+        let worker = if ill { unready(worker) } else { worker };
+        match state {
+            0 => pending(Worker { held: 0, ..worker }),
+            1 => draining(worker),
+            2 => drained(worker),
+            _ => worker,
+        }
+    })
+}
+
+proptest! {
+    /// Whatever a ReplicaSet takes of the pods when the plan is carried out, it has come to rest.
+    #[test]
+    fn nobody_with_a_job_is_ever_taken(
+        workers in (1usize..8).prop_flat_map(|count| (0..count).map(any_worker).collect::<Vec<_>>()),
+        desired in 0i32..8,
+    ) {
+        let plan = plan(&workers, to(workers.len(), desired));
+        if let Some(replicas) = plan.replicas {
+            let all: Vec<&Worker> = workers.iter().collect();
+            let gone = workers.len() - usize::try_from(replicas).unwrap();
+            for worker in deletion_order(&all, NOW).iter().take(gone) {
+                prop_assert!(worker.drained && worker.held == 0, "{} of {plan:?}", worker.uid());
+            }
+            prop_assert!(replicas >= desired);
+        }
+    }
+
+    /// However often it is planned, as many drain as are too many, and it comes to an end.
+    #[test]
+    fn the_surplus_drains_and_goes(
+        workers in (1usize..8).prop_flat_map(|count| (0..count).map(any_worker).collect::<Vec<_>>()),
+        desired in 0i32..8,
+    ) {
+        let mut there: BTreeMap<String, Worker> = workers.into_iter().map(|worker| (worker.uid(), worker)).collect();
+        let mut current = there.len();
+        for _ in 0..20 {
+            let now: Vec<Worker> = there.values().cloned().collect();
+            let next = plan(&now, to(current, desired));
+            for uid in &next.drain {
+                let worker = there[uid].clone();
+                there.insert(uid.clone(), drained(worker));
+            }
+            for uid in &next.resume {
+                let worker = there.get_mut(uid).unwrap();
+                worker.pod.annotations_mut().clear();
+                worker.drained = false;
+            }
+            if let Some(replicas) = next.replicas {
+                let order: Vec<&Worker> = now.iter().collect();
+                let gone = current - usize::try_from(replicas).unwrap();
+                for uid in uids(&deletion_order(&order, NOW)).into_iter().take(gone) {
+                    there.remove(&uid);
+                }
+                current = usize::try_from(replicas).unwrap();
+            }
+            // Those that were told finish their jobs.
+            for worker in there.values_mut().filter(|worker| worker.word().is_some()) {
+                *worker = drained(worker.clone());
+            }
+        }
+        prop_assert_eq!(current, there.len());
+        let wanted = usize::try_from(desired).unwrap();
+        prop_assert!(current <= wanted.max(current.min(wanted)) || current == wanted, "{} for {}", current, desired);
+    }
+}

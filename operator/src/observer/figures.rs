@@ -1,0 +1,156 @@
+//! How many jobs are where.
+use std::collections::{BTreeMap, HashMap};
+use std::time::{Duration, Instant};
+
+use jobqueue::store::{LaneSnapshot, Snapshot};
+
+/// How many jobs are where, in all shards.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Figures {
+    /// Waiting, by queue in the order of priority; suspects included.
+    pub waiting: Vec<u64>,
+    /// Of each queue, since when its next job waits (Unix milliseconds), if it says so.
+    pub oldest: Vec<Option<u64>>,
+    /// Of each queue, whether its breaker is open.
+    pub open: Vec<bool>,
+    /// Of each queue, what is due.
+    pub due_by_queue: Vec<u64>,
+    /// Held by workers.
+    pub in_flight: u64,
+    /// Waiting for their next attempt, by queue.
+    pub delayed_by_queue: Vec<u64>,
+    /// Given up.
+    pub dead_letters: u64,
+    /// Held back on purpose.
+    pub paused: bool,
+    /// Attempts that ended so far.
+    pub finished: u64,
+    /// How long they took, in milliseconds.
+    pub busy_ms: u64,
+    /// Redis' clock.
+    pub now_ms: u64,
+}
+
+impl Figures {
+    /// Adds what one shard holds.
+    pub(super) fn add(&mut self, snapshot: &Snapshot) {
+        let queues = snapshot.queues.len();
+        self.waiting.resize(queues, 0);
+        self.due_by_queue.resize(queues, 0);
+        self.delayed_by_queue.resize(queues, 0);
+        self.oldest.resize(queues, None);
+        self.open.resize(queues, false);
+        for (at, queue) in snapshot.queues.iter().enumerate() {
+            self.waiting[at] += queue.waiting + queue.suspects;
+            self.delayed_by_queue[at] += queue.delayed;
+            self.due_by_queue[at] += queue.due;
+            let age =
+                queue.oldest_age(snapshot.now_ms).map(|age| u64::try_from(age.as_millis()).unwrap_or(0));
+            let since = age.map(|age| snapshot.now_ms.saturating_sub(age));
+            self.oldest[at] = [self.oldest[at], since].into_iter().flatten().min();
+        }
+        self.in_flight += snapshot.in_flight;
+        self.dead_letters += snapshot.dead_letters;
+        self.paused |= snapshot.paused;
+        self.finished += snapshot.counter("done") + snapshot.counter("failed");
+        self.busy_ms += snapshot.counter("busy_ms");
+        self.now_ms = self.now_ms.max(snapshot.now_ms);
+    }
+
+    /// Waiting for their next attempt.
+    pub fn delayed(&self) -> u64 {
+        self.delayed_by_queue.iter().sum()
+    }
+
+    /// Of those, due.
+    pub fn due(&self) -> u64 {
+        self.due_by_queue.iter().sum()
+    }
+
+    /// What workers could run now: of queues whose breaker is closed, and of those whose is open.
+    pub(super) fn backlog(&self) -> (u64, u64) {
+        let of = |wanted: bool| {
+            let queues = self.waiting.iter().zip(&self.due_by_queue).zip(&self.open);
+            queues.filter(|(_, open)| **open == wanted).map(|((waiting, due), _)| waiting + due).sum()
+        };
+        (of(false), of(true))
+    }
+
+    /// Whether no job waits or runs.
+    pub(super) fn is_empty(&self) -> bool {
+        self.in_flight == 0 && self.waiting.iter().all(|waiting| *waiting == 0)
+    }
+
+    /// Whether somebody who was told `earlier` should be told this: more than a tenth of difference.
+    pub(super) fn differs_from(&self, earlier: &Self) -> bool {
+        let far = |now: u64, then: u64| now.abs_diff(then) * 10 > now.max(then);
+        let total = |figures: &Self| figures.waiting.iter().sum::<u64>();
+        far(total(self), total(earlier))
+            || far(self.in_flight, earlier.in_flight)
+            || far(self.delayed(), earlier.delayed())
+            || far(self.dead_letters, earlier.dead_letters)
+            || self.paused != earlier.paused
+    }
+}
+
+/// Which queues' breakers are open: where at least half of the processes that serve it say so. What nobody speaks of any
+/// more (its workers are gone) stays open for one cooldown.
+pub(super) fn open_breakers(
+    lanes: &[LaneSnapshot],
+    earlier: &mut HashMap<String, Instant>,
+    cooldown: Duration,
+    now: Instant,
+) -> Vec<String> {
+    let mut said: BTreeMap<&str, BTreeMap<&str, bool>> = BTreeMap::new();
+    for lane in lanes {
+        // All lanes of a process say the same.
+        let process = if lane.pod_uid.is_empty() { &lane.lane } else { &lane.pod_uid };
+        for (queue, state) in lane.breakers.split(' ').filter_map(|word| word.split_once('=')) {
+            said.entry(queue).or_default().insert(process.as_str(), state != "closed");
+        }
+    }
+    for (queue, processes) in &said {
+        let open = processes.values().filter(|open| **open).count();
+        if open * 2 >= processes.len() {
+            earlier.insert((*queue).to_owned(), now);
+        } else {
+            earlier.remove(*queue);
+        }
+    }
+    earlier.retain(|_, since| now.duration_since(*since) < cooldown);
+    earlier.keys().cloned().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lane(process: &str, breakers: &str) -> LaneSnapshot {
+        LaneSnapshot { pod_uid: process.into(), breakers: breakers.into(), ..LaneSnapshot::default() }
+    }
+
+    #[test]
+    fn a_breaker_is_open_when_half_of_the_processes_say_so() {
+        let (mut earlier, now) = (HashMap::new(), Instant::now());
+        let cooldown = Duration::from_secs(30);
+        let lanes = [
+            lane("a", "high=open low=open"),
+            lane("a", "high=open low=open"),
+            lane("b", "high=half-open low=closed"),
+            lane("c", "high=closed low=closed"),
+        ];
+        assert_eq!(open_breakers(&lanes, &mut earlier, cooldown, now), ["high"]);
+        let closed = [lane("a", "high=closed low=closed")];
+        assert!(open_breakers(&closed, &mut earlier, cooldown, now).is_empty());
+    }
+
+    #[test]
+    fn an_open_breaker_outlives_its_workers_by_one_cooldown() {
+        let (mut earlier, now) = (HashMap::new(), Instant::now());
+        let cooldown = Duration::from_secs(30);
+        assert_eq!(open_breakers(&[lane("a", "low=open")], &mut earlier, cooldown, now), ["low"]);
+        let later = now + Duration::from_secs(29);
+        assert_eq!(open_breakers(&[], &mut earlier, cooldown, later), ["low"]);
+        assert!(open_breakers(&[], &mut earlier, cooldown, now + cooldown).is_empty());
+    }
+}

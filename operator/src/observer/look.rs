@@ -1,0 +1,326 @@
+//! One look a second at each queue: its figures, the number of workers they ask for, and the way down to fewer.
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use jobqueue::store::{LaneSnapshot, Session, StoreError};
+use kube::ResourceExt;
+use kube::runtime::reflector::ObjectRef;
+
+use super::claims::CLAIM_AGAIN;
+use super::figures::{Figures, open_breakers};
+use super::{INTERVAL, LONGEST_BACKOFF, Observation, Observer, Target, Trouble, Watched, Wish};
+use crate::api::v1alpha1::{JobQueue, ScalingMode};
+use crate::autoscaler::{Decision, Inputs, Seen, decide};
+use crate::drain::{self, Plan, Situation, Worker};
+
+/// Figures alone are worth a reconcile this often at most.
+const FIGURES_INTERVAL: Duration = Duration::from_secs(30);
+/// That a queue has become empty is worth one sooner: it is what people wait for.
+const EMPTY_INTERVAL: Duration = Duration::from_secs(5);
+/// A worker that is told to take no more jobs resumes after this long without us.
+const QUIET: Duration = Duration::from_secs(60);
+/// One that is drained does not resume while it is being stopped.
+const STOPPING: Duration = Duration::from_secs(300);
+/// Fewer pods than asked for, and none came or went for this long: there will be no more.
+const SETTLED: Duration = Duration::from_secs(10);
+
+/// What one look at one queue showed.
+#[derive(Default)]
+struct Look {
+    figures: Figures,
+    conflict: Option<(String, String)>,
+    lanes: Vec<LaneSnapshot>,
+    reaping: u64,
+}
+
+impl Observer {
+    /// The task of one connection: ends when no queue uses it.
+    pub(super) async fn look_after(self, connection: String) {
+        let mut sessions: HashMap<String, Session> = HashMap::new();
+        let mut tick = tokio::time::interval(INTERVAL);
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut failures = 0;
+        loop {
+            tick.tick().await;
+            let queues = self.on(&connection);
+            if queues.is_empty() {
+                let mut state = self.state();
+                // Under the same lock under which a queue would find this task alive.
+                if !state.queues.values().any(|watched| watched.target.connection == connection) {
+                    state.tasks.remove(&connection);
+                    return;
+                }
+                continue;
+            }
+            let mut lost = None;
+            for (queue, target) in queues {
+                // A Redis that cannot be reached is asked once a round, not once a queue.
+                if let Some(trouble) = &lost {
+                    self.saw(&queue, Err(Trouble::clone(trouble)));
+                    continue;
+                }
+                let seen = self.look(&queue, &target, &mut sessions).await;
+                let unreachable = matches!(seen, Err(StoreError::Connect(_) | StoreError::Lost(_)));
+                let seen = seen.map_err(|error| Trouble::from(&error));
+                if let (true, Err(trouble)) = (unreachable, &seen) {
+                    lost = Some(trouble.clone());
+                }
+                let Some(decision) = self.saw(&queue, seen) else { continue };
+                if let Err(error) = self.follow(&queue, decision, &mut sessions).await {
+                    tracing::debug!(jobqueue = queue.name, error = %error, "Could not drain");
+                }
+            }
+            failures = if lost.is_some() { failures + 1 } else { 0 };
+            if failures > 1 {
+                tokio::time::sleep((INTERVAL * failures).min(LONGEST_BACKOFF)).await;
+            }
+        }
+    }
+
+    /// One look at one queue.
+    async fn look(
+        &self,
+        queue: &ObjectRef<JobQueue>,
+        target: &Target,
+        sessions: &mut HashMap<String, Session>,
+    ) -> Result<Look, StoreError> {
+        let mut look = Look::default();
+        for shard in &target.shards {
+            let session = target.session(shard, sessions);
+            if look.conflict.is_none() {
+                look.conflict = self.claim(queue, target, session).await?;
+            }
+            if look.conflict.is_some() {
+                continue;
+            }
+            let snapshot = session.snapshot(target.rules.consuming_side()).await?;
+            let unfit =
+                snapshot.unfit.iter().chain(snapshot.queues.iter().flat_map(|queue| &queue.unfit)).next();
+            if let Some(unfit) = unfit {
+                // Counted as empty it would send the workers home.
+                return Err(StoreError::Unfit { key: unfit.key.clone(), reason: unfit.reason.clone() });
+            }
+            self.pause(session, target, snapshot.paused).await?;
+            look.figures.add(&snapshot);
+            look.reaping += snapshot.reaping;
+            look.lanes.extend(snapshot.open_lanes);
+        }
+        if let (None, Some(watched)) = (&look.conflict, self.state().queues.get_mut(queue)) {
+            // Asked again only when it is not fresh any more.
+            if watched.claimed_at.is_none_or(|at| at.elapsed() >= CLAIM_AGAIN) {
+                watched.claimed_at = Some(Instant::now());
+            }
+        }
+        Ok(look)
+    }
+
+    /// Notes what was seen, and tells who should know. Answers how many workers there should be; nothing when that cannot
+    /// be told.
+    fn saw(&self, queue: &ObjectRef<JobQueue>, seen: Result<Look, Trouble>) -> Option<Decision> {
+        let mut state = self.state();
+        let watched = state.queues.get_mut(queue)?;
+        let earlier = watched.seen.clone();
+        let mut now = earlier.clone().unwrap_or_default();
+        match seen {
+            Err(trouble) => now.trouble = Some(trouble),
+            Ok(look) => {
+                now.trouble = None;
+                now.conflict = look.conflict;
+                now.figures = look.figures;
+                watched.lanes = look.lanes;
+                watched.reaping = look.reaping;
+                let cooldown = watched.target.cooldown;
+                let open = open_breakers(&watched.lanes, &mut watched.breakers, cooldown, Instant::now());
+                let names = watched.target.shards.first().map(|shard| shard.queues.as_slice());
+                let is_open = |at: usize| {
+                    names.and_then(|names| names.get(at)).is_some_and(|one| open.contains(&one.name))
+                };
+                now.figures.open = (0..now.figures.waiting.len()).map(is_open).collect();
+            }
+        }
+        let decision = decision(watched, &now);
+        // Workers go long after it was decided that they are too many; the reason is that of the decision.
+        let decision = match (decision, watched.decided.take()) {
+            (Some(new), Some(earlier)) if new.replicas == earlier.replicas => Some(earlier),
+            (new, _) => new,
+        };
+        watched.decided.clone_from(&decision);
+        let turned = earlier.as_ref().is_none_or(|earlier| {
+            earlier.trouble != now.trouble
+                || earlier.conflict != now.conflict
+                || earlier.figures.open != now.figures.open
+        });
+        let figures = watched.told.as_ref().is_none_or(|(told, at)| {
+            (at.elapsed() >= FIGURES_INTERVAL && now.figures.differs_from(told))
+                || (at.elapsed() >= EMPTY_INTERVAL && now.figures.is_empty() && !told.is_empty())
+        });
+        if turned || figures {
+            watched.told = Some((now.figures.clone(), Instant::now()));
+        }
+        watched.seen = Some(now);
+        drop(state);
+        if turned || figures {
+            self.tell(queue);
+        }
+        decision
+    }
+
+    /// Goes towards a number of workers: up at once, down as far as nobody is interrupted.
+    async fn follow(
+        &self,
+        queue: &ObjectRef<JobQueue>,
+        decision: Decision,
+        sessions: &mut HashMap<String, Session>,
+    ) -> Result<(), StoreError> {
+        let (target, lanes, conflict) = {
+            let state = self.state();
+            let Some(watched) = state.queues.get(queue).filter(|watched| !watched.busy) else {
+                return Ok(());
+            };
+            let conflict = watched.seen.as_ref().is_some_and(|seen| seen.conflict.is_some());
+            (Arc::clone(&watched.target), watched.lanes.clone(), conflict)
+        };
+        let (pods, changed) = self.0.pods.of(queue);
+        let mut workers: Vec<Worker> = (pods.into_iter())
+            .map(|pod| {
+                let uid = pod.uid().unwrap_or_default();
+                let held = lanes.iter().filter(|lane| lane.pod_uid == uid).map(|lane| lane.held).sum();
+                Worker { pod, held, drained: false }
+            })
+            .collect();
+        let now_ms = now_ms();
+        let mut plan = Plan::default();
+        if conflict {
+            // Two that serve the same lists by different rules would ruin each other's jobs: they go at once.
+            plan.replicas = (decision.replicas < target.current).then_some(decision.replicas);
+        } else if decision.replicas < target.current || workers.iter().any(|worker| worker.word().is_some()) {
+            hush(&target, &mut workers, sessions).await?;
+            let situation = Situation {
+                current: target.current,
+                desired: decision.replicas,
+                settled: changed.is_none_or(|at| at.elapsed() >= SETTLED),
+                timeout_ms: target.scaling.drain_timeout.map(|bound| millis(bound.get())),
+                now_ms,
+            };
+            plan = drain::plan(&workers, situation);
+            for uid in &plan.resume {
+                for shard in &target.shards {
+                    target.session(shard, sessions).resume(uid).await?;
+                }
+            }
+        }
+        if decision.replicas > target.current {
+            plan.replicas = Some(decision.replicas);
+        }
+        self.wish(queue, &workers, &plan, &decision, now_ms);
+        Ok(())
+    }
+
+    /// Has a plan carried out.
+    fn wish(
+        &self,
+        queue: &ObjectRef<JobQueue>,
+        workers: &[Worker],
+        plan: &Plan,
+        decision: &Decision,
+        now_ms: u64,
+    ) {
+        let named = |uids: &[String], word: Option<&String>| {
+            let of = |uid: &String| workers.iter().find(|worker| worker.uid() == *uid);
+            let names = uids.iter().filter_map(|uid| Some(of(uid)?.pod.name_any()));
+            names.map(|name| (name, word.cloned())).collect::<Vec<_>>()
+        };
+        let mut marks = named(&plan.drain, Some(&now_ms.to_string()));
+        marks.extend(named(&plan.resume, None));
+        let mut state = self.state();
+        let Some(watched) = state.queues.get_mut(queue) else { return };
+        let from = watched.target.current;
+        let scale = plan.replicas.filter(|replicas| *replicas != from);
+        let scale = scale.map(|replicas| (from, Decision { replicas, ..decision.clone() }));
+        let mut turned = false;
+        if let Some(seen) = watched.seen.as_mut() {
+            turned = seen.draining != plan.draining || scale.is_some();
+            seen.draining = plan.draining;
+            if let Some((_, decision)) = &scale {
+                seen.decision = Some((decision.clone(), now_ms));
+            }
+        }
+        let wished = !marks.is_empty() || scale.is_some();
+        watched.busy = wished;
+        drop(state);
+        if wished {
+            // Whoever listened is gone only when the process ends.
+            let _ = self.0.wishes.unbounded_send(Wish { queue: queue.clone(), marks, scale });
+        }
+        if turned {
+            self.tell(queue);
+        }
+    }
+
+    fn tell(&self, queue: &ObjectRef<JobQueue>) {
+        let _ = self.0.changed.unbounded_send(queue.clone());
+    }
+}
+
+/// How many workers there should be. An unreadable Redis says nothing about that: hold, unless somebody else decides it.
+fn decision(watched: &mut Watched, now: &Observation) -> Option<Decision> {
+    let target = &watched.target;
+    if now.conflict.is_some() {
+        let reason = "the keys belong to another JobQueue".into();
+        return Some(Decision { replicas: 0, reason, inputs: Inputs::default() });
+    }
+    let manual = target.scaling.mode == ScalingMode::Manual && watched.claimed_at.is_some();
+    if now.trouble.is_some() && !manual {
+        return None;
+    }
+    let (backlog, blocked) = now.figures.backlog();
+    let seen = Seen {
+        now_ms: now.figures.now_ms,
+        backlog,
+        blocked,
+        in_flight: now.figures.in_flight,
+        finished: now.figures.finished,
+        busy_ms: now.figures.busy_ms,
+        current: target.current,
+        paused: now.figures.paused,
+    };
+    Some(decide(&seen, &mut watched.history, &target.scaling, target.concurrency, target.manual))
+}
+
+/// Tells the workers that drain to take no more jobs, again and again, and notes which of them have come to rest.
+async fn hush(
+    target: &Target,
+    workers: &mut [Worker],
+    sessions: &mut HashMap<String, Session>,
+) -> Result<(), StoreError> {
+    let words: Vec<(usize, String, String)> = (workers.iter().enumerate())
+        .filter_map(|(at, worker)| Some((at, worker.uid(), worker.word()?.clone())))
+        .collect();
+    if words.is_empty() {
+        return Ok(());
+    }
+    let told: Vec<(String, String)> =
+        words.iter().map(|(_, uid, word)| (uid.clone(), word.clone())).collect();
+    for (at, ..) in &words {
+        workers[*at].drained = true;
+    }
+    for shard in &target.shards {
+        let session = target.session(shard, sessions);
+        for (uid, word) in &told {
+            session.quiet(uid, word, QUIET).await?;
+        }
+        for ((at, ..), drained) in words.iter().zip(session.drained(&told, STOPPING).await?) {
+            workers[*at].drained &= drained;
+        }
+    }
+    Ok(())
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn now_ms() -> u64 {
+    u64::try_from(jiff::Timestamp::now().as_millisecond()).unwrap_or(0)
+}

@@ -1,0 +1,143 @@
+//! Fewer workers, and no job interrupted.
+use e2e::kubernetes::{LOW, Namespace, Redis, given, job, patiently};
+use serde_json::{Value, json};
+
+/// A queue whose app takes as long for a job as it says: 4 workers with 10 jobs each.
+async fn start(space: &Namespace, more: &str) {
+    let image = given("APP_IMAGE");
+    let template = format!("{{spec: {{{more} containers: [{{name: app, image: '{image}'}}]}}}}");
+    let worker = format!(
+        "{{concurrency: 10, handler: {{http: {{timeout: 300s}}}}, app: {{healthPath: /health}}, template: {template}}}"
+    );
+    let scaling = "{backlogPerWorker: 10, scaleDownDelay: 3s}";
+    space.queue("busy", &format!("{{worker: {worker}, scaling: {scaling}}}")).await;
+    space.await_ready("busy").await;
+}
+
+/// Jobs that take so many seconds each, from this number on.
+fn lasting(first: u32, count: u32, seconds: u32) -> Vec<Value> {
+    (first..first + count)
+        .map(|number| {
+            let mut job = job(number);
+            job["duration_ms"] = json!(seconds * 1000);
+            job
+        })
+        .collect()
+}
+
+/// Every job has run once, without interruption: reserved once, and never given back.
+async fn assert_uninterrupted(redis: &Redis<'_>, count: u32) {
+    redis.await_completed(0..count).await;
+    for (id, job) in redis.completed_jobs().await {
+        assert_eq!((&job["retries"], &job["interrupted_by"]), (&json!(0), &Value::Null), "{id}");
+    }
+    assert_eq!(redis.count(&["HGET", "jobqueue:counters", "reserved"]).await, u64::from(count));
+}
+
+async fn await_draining(space: &Namespace) {
+    patiently("draining workers in the status", async || {
+        let workers = space.get("jobqueue", "busy").await["status"]["workers"].clone();
+        if workers["draining"].as_i64() > Some(0) { Ok(()) } else { Err(workers) }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn workers_with_long_jobs_finish_them_before_they_go() {
+    let space = Namespace::create("drain").await;
+    start(&space, "").await;
+    let redis = space.managed("busy").await;
+    // Short ones and long ones, mixed over four workers: when the short ones are done, three workers are too many, and
+    // each of them has a long one.
+    let mut jobs = lasting(0, 28, 1);
+    for (at, job) in lasting(28, 12, 25).into_iter().enumerate() {
+        jobs.insert(at * 3, job);
+    }
+    redis.push_all(LOW, &jobs).await;
+    space.await_asked_for("busy", 4).await;
+    await_draining(&space).await;
+    assert_uninterrupted(&redis, 40).await;
+    space.await_asked_for("busy", 0).await;
+    space.delete().await;
+}
+
+#[tokio::test]
+async fn a_busy_pod_that_is_not_ready_is_not_taken_in_place_of_an_idle_one() {
+    let space = Namespace::create("unready").await;
+    // Whether a pod is ready is what the test says.
+    start(&space, "readinessGates: [{conditionType: test/well}],").await;
+    let redis = space.managed("busy").await;
+    redis.push_all(LOW, &lasting(0, 20, 25)).await;
+    space.await_asked_for("busy", 2).await;
+    redis.await_running(20).await;
+    // Neither is ready, both are busy; then two more workers come for short jobs, and those are well.
+    let ill = space.workers("busy").await;
+    redis.push_all(LOW, &lasting(20, 20, 1)).await;
+    space.await_asked_for("busy", 4).await;
+    patiently("four pods, of which two are well", async || {
+        let pods = space.workers("busy").await;
+        if pods.len() < 4 {
+            return Err(pods);
+        }
+        for pod in pods.iter().filter(|pod| !ill.contains(pod)) {
+            let patch = json!({ "status": { "conditions": [{ "type": "test/well", "status": "True" }] } });
+            let arguments =
+                ["patch", "pod", pod, "--subresource=status", "--type=strategic", "-p", &patch.to_string()];
+            space.kubectl(&arguments).await.expect("patched");
+        }
+        Ok(())
+    })
+    .await;
+    assert_uninterrupted(&redis, 40).await;
+    space.await_asked_for("busy", 0).await;
+    space.delete().await;
+}
+
+#[tokio::test]
+async fn a_rollout_that_begins_while_workers_drain_interrupts_no_job() {
+    let space = Namespace::create("rollout").await;
+    start(&space, "").await;
+    let redis = space.managed("busy").await;
+    let mut jobs = lasting(0, 32, 1);
+    for (at, job) in lasting(32, 8, 20).into_iter().enumerate() {
+        jobs.insert(at * 4, job);
+    }
+    redis.push_all(LOW, &jobs).await;
+    space.await_asked_for("busy", 4).await;
+    await_draining(&space).await;
+    // The pods of before have longer for their jobs than those take.
+    space
+        .patch("busy", r#"{"spec": {"worker": {"template": {"metadata": {"annotations": {"new": "yes"}}}}}}"#)
+        .await;
+    assert_uninterrupted(&redis, 40).await;
+    space.await_asked_for("busy", 0).await;
+    space.delete().await;
+}
+
+#[tokio::test]
+async fn workers_that_drain_resume_when_work_returns() {
+    let space = Namespace::create("resume").await;
+    start(&space, "").await;
+    let redis = space.managed("busy").await;
+    redis.push_all(LOW, &lasting(0, 20, 30)).await;
+    space.await_asked_for("busy", 2).await;
+    redis.await_running(20).await;
+    let before = space.workers("busy").await;
+    // Somebody decides that one is enough, then that it is not.
+    space.patch("busy", r#"{"spec": {"scaling": {"mode": "Manual"}, "replicas": 1}}"#).await;
+    await_draining(&space).await;
+    space.patch("busy", r#"{"spec": {"replicas": 2}}"#).await;
+    patiently("no draining worker", async || {
+        let workers = space.get("jobqueue", "busy").await["status"]["workers"].clone();
+        if workers["draining"].is_null() { Ok(()) } else { Err(workers) }
+    })
+    .await;
+    assert_eq!(
+        redis.ask(&["KEYS", "jobqueue:quiet:*"]).await.as_deref(),
+        Ok(""),
+        "nobody is told to be quiet"
+    );
+    assert_eq!(space.workers("busy").await, before, "and nobody has gone");
+    assert_uninterrupted(&redis, 20).await;
+    space.delete().await;
+}

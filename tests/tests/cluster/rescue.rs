@@ -1,0 +1,128 @@
+//! Jobs of workers that Kubernetes saw die. Heartbeats live for ten minutes here: only what happened to the pod can have
+//! brought the jobs back.
+use std::time::Instant;
+
+use e2e::kubernetes::{LOW, Namespace, Redis, given, job, patiently, process_of, test_cluster};
+use rustix::process::{Signal, kill_process};
+use serde_json::{Value, json};
+
+const LONG_HEARTBEAT: &str = "heartbeatTtl: 10m";
+
+/// Waits until every job that is held, or waits to be, says this of its past.
+async fn await_cause(redis: &Redis<'_>, cause: &str, count: usize) {
+    patiently(&format!("{count} jobs interrupted by {cause}"), async || {
+        let held = redis.held().await;
+        let those = held.iter().filter(|job| job["interrupted_by"] == cause).count();
+        if those == count { Ok(()) } else { Err(held) }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_jobs_of_a_pod_deleted_by_force_run_elsewhere_in_seconds() {
+    let space = Namespace::create("forced").await;
+    let worker = format!("{{concurrency: 5, {LONG_HEARTBEAT}, handler: {{simulate: {{base: 20s}}}}}}");
+    space.queue("forced", &format!("{{worker: {worker}, scaling: {{minReplicas: 2}}}}")).await;
+    space.await_condition("forced", "WorkersAvailable", "True/Available: 2 of 2").await;
+    let redis = space.managed("forced").await;
+    redis.push(LOW, 0..5).await;
+    redis.await_running(5).await;
+    let deleted = Instant::now();
+    for pod in space.workers("forced").await {
+        space.kubectl(&["delete", "pod", &pod, "--force", "--grace-period=0"]).await.expect("deleted");
+    }
+    await_cause(&redis, "deleted", 5).await;
+    println!("5 jobs ran elsewhere {:.1?} after their pods were deleted by force", deleted.elapsed());
+    redis.await_completed(0..5).await;
+    for (id, job) in redis.completed_jobs().await {
+        assert_eq!((&job["interrupted_by"], &job["retries"]), (&json!("deleted"), &json!(0)), "{id}");
+        assert!(job["deaths"].is_null(), "{id} is above suspicion");
+    }
+    assert_eq!(space.metric("reaper_jobs_moved_total", "forced").await, 5.0);
+    space.delete().await;
+}
+
+#[tokio::test]
+async fn the_jobs_of_a_container_started_again_in_place_are_run_again() {
+    if test_cluster(&["kubeconfig"]).await.is_none() {
+        return;
+    }
+    let space = Namespace::create("again").await;
+    let worker = format!("{{concurrency: 3, {LONG_HEARTBEAT}, handler: {{simulate: {{base: 15s}}}}}}");
+    space.queue("again", &format!("{{worker: {worker}, scaling: {{minReplicas: 1}}}}")).await;
+    space.await_condition("again", "WorkersAvailable", "True/Available: 1 of 1").await;
+    let redis = space.managed("again").await;
+    redis.push(LOW, 0..3).await;
+    redis.await_running(3).await;
+    let pod = space.workers("again").await.remove(0);
+    let killed = Instant::now();
+    kill_process(process_of(&space.name, &pod, "worker").await, Signal::KILL).expect("killed");
+    await_cause(&redis, "crashed", 3).await;
+    println!("3 jobs ran again {:.1?} after their container was killed", killed.elapsed());
+    redis.await_completed(0..3).await;
+    assert_eq!(space.workers("again").await, [pod], "in the same pod");
+    space.delete().await;
+}
+
+#[tokio::test]
+async fn the_jobs_of_a_worker_out_of_memory_say_so() {
+    let space = Namespace::create("oom").await;
+    let resources = "resources: {limits: {memory: 40Mi}}";
+    let worker =
+        format!("{{concurrency: 80, {LONG_HEARTBEAT}, {resources}, handler: {{simulate: {{base: 60s}}}}}}");
+    space.queue("oom", &format!("{{worker: {worker}, scaling: {{minReplicas: 1}}}}")).await;
+    space.await_condition("oom", "WorkersAvailable", "True/Available: 1 of 1").await;
+    let redis = space.managed("oom").await;
+    // Together they are more than the worker may use.
+    let filling = "x".repeat(900_000);
+    for number in 0..60 {
+        let mut large = job(number);
+        large["filling"] = json!(filling);
+        redis.push_all(LOW, &[large]).await;
+    }
+    let began = Instant::now();
+    patiently("a suspect that was interrupted for want of memory", async || {
+        const LOOK: &str = "for _, list in ipairs({'jobqueue:low_priority:suspects', unpack(redis.call('KEYS', 'jobqueue:worker:*'))}) do \
+            local job = redis.call('LINDEX', list, 0) if job and string.find(job, '\"interrupted_by\":\"oom\"', 1, true) then return 1 end end return 0";
+        let found = redis.ask(&["EVAL", LOOK, "0"]).await.unwrap_or_default();
+        if found == "1" { Ok(()) } else { Err(found) }
+    })
+    .await;
+    println!("the jobs of a worker out of memory were back after {:.1?}", began.elapsed());
+    space.delete().await;
+}
+
+#[tokio::test]
+async fn a_job_that_takes_all_memory_of_the_app_ends_among_the_dead_letters_with_that_reason() {
+    let space = Namespace::create("apps").await;
+    let image = given("APP_IMAGE");
+    let app = format!("{{name: app, image: '{image}', resources: {{limits: {{memory: 64Mi}}}}}}");
+    let template = format!("{{spec: {{containers: [{app}]}}}}");
+    let worker = format!(
+        "{{concurrency: 4, {LONG_HEARTBEAT}, handler: {{http: {{}}}}, app: {{healthPath: /health}}, template: {template}}}"
+    );
+    let retry = "{maxInterruptions: 1}";
+    space.queue("apps", &format!("{{worker: {worker}, retry: {retry}, scaling: {{minReplicas: 1}}}}")).await;
+    space.await_condition("apps", "WorkersAvailable", "True/Available: 1 of 1").await;
+    let redis = space.managed("apps").await;
+    let mut jobs: Vec<Value> = (0..3).map(job).collect();
+    for job in &mut jobs {
+        job["duration_ms"] = json!(3000);
+    }
+    let mut hungry = job(3);
+    hungry["memory_mib"] = json!(500);
+    jobs.push(hungry);
+    redis.push_all(LOW, &jobs).await;
+    let letter = patiently("a dead letter", async || {
+        let letter = redis.ask(&["LINDEX", "jobqueue:dead_letter", "0"]).await.unwrap_or_default();
+        serde_json::from_str::<Value>(&letter).map_err(|_| letter)
+    })
+    .await;
+    assert_eq!(
+        (&letter["id"], &letter["reason"], &letter["interrupted_by"]),
+        (&json!("job-3"), &json!("oom"), &json!("oom"))
+    );
+    redis.await_completed(0..3).await;
+    assert_eq!(redis.count(&["LLEN", "jobqueue:dead_letter"]).await, 1, "nobody else is blamed");
+    space.delete().await;
+}

@@ -1,0 +1,68 @@
+//! A node that is cut off: its processes live, and nobody can tell.
+use std::time::Instant;
+
+use e2e::kubernetes::{LOW, Namespace, patiently, test_cluster};
+use serde_json::json;
+
+use crate::alone;
+
+#[tokio::test]
+async fn the_jobs_of_a_cut_off_node_run_elsewhere_once_their_heartbeats_are_gone_and_are_settled_once() {
+    let _turn = alone().await;
+    if test_cluster(&["kubeconfig"]).await.is_none() {
+        return;
+    }
+    let space = Namespace::create("cutoff").await;
+    // Redis on the first node, the worker of before on the second: only the worker is cut off.
+    let worker = "{concurrency: 5, heartbeatTtl: 10s, handler: {simulate: {base: 45s}}, template: {spec: {nodeSelector: \
+                  {kubernetes.io/hostname: NODE}}}}";
+    let nodes = nodes().await;
+    let redis = space.external_on("redis", &nodes[0]).await;
+    let spec = |node: &str| {
+        space.on("redis", &format!("worker: {}, scaling: {{minReplicas: 1}}", worker.replace("NODE", node)))
+    };
+    space.queue("cutoff", &spec(&nodes[1])).await;
+    space.await_condition("cutoff", "WorkersAvailable", "True/Available: 1 of 1").await;
+    redis.push(LOW, 0..5).await;
+    redis.await_running(5).await;
+    let cut = Instant::now();
+    test_cluster(&["cut", &nodes[1]]).await;
+    // Somebody moves the workers to a node that is well.
+    space.queue("cutoff", &spec(&nodes[0])).await;
+    patiently("5 jobs that run elsewhere", async || {
+        let held = redis.held().await;
+        let again = held.iter().filter(|job| job["interrupted_by"] == "heartbeat").count();
+        if again == 5 { Ok(()) } else { Err(held) }
+    })
+    .await;
+    println!("5 jobs of a cut-off node ran elsewhere {:.1?} after the cut (TTL 10 s)", cut.elapsed());
+    // The cut-off worker has finished them meanwhile; what it says when it is back is not accepted.
+    test_cluster(&["heal", &nodes[1]]).await;
+    redis.await_completed(0..5).await;
+    patiently("the node", async || {
+        let ready = "jsonpath={.status.conditions[?(@.type==\"Ready\")].status}";
+        let status = e2e::kubernetes::kubectl(&["get", "node", &nodes[1], "-o", ready]).await?;
+        if status == "True" { Ok(()) } else { Err(status) }
+    })
+    .await;
+    // Every lane of before is forgotten: its worker is back, knows that its lease is lost, and has opened a new one.
+    patiently("no fenced lanes", async || match redis.count(&["ZCARD", "jobqueue:reaping"]).await {
+        0 => Ok(()),
+        some => Err(some),
+    })
+    .await;
+    assert_eq!(redis.count(&["HGET", "jobqueue:counters", "done"]).await, 5, "each job was settled once");
+    assert_eq!(redis.completed().await.expect("completed jobs").len(), 5);
+    for (id, job) in redis.completed_jobs().await {
+        assert_eq!(job["interrupted_by"], json!("heartbeat"), "{id}");
+    }
+    space.delete().await;
+}
+
+/// The names of the cluster's two nodes.
+async fn nodes() -> Vec<String> {
+    let names = e2e::kubernetes::kubectl(&["get", "nodes", "-o", "jsonpath={.items[*].metadata.name}"]).await;
+    let names: Vec<String> = names.expect("nodes").split(' ').map(str::to_owned).collect();
+    assert!(names.len() >= 2, "{names:?}");
+    names
+}

@@ -1,0 +1,72 @@
+//! Two operators that both believe to lead: what they do to Redis is guarded there.
+use e2e::kubernetes::{LOW, Namespace, OPERATOR_NAMESPACE, kubectl, run};
+use serde_json::{Value, json};
+
+use crate::alone;
+
+/// A second operator with a lease of its own.
+async fn start_another() {
+    let deployment =
+        kubectl(&["-n", OPERATOR_NAMESPACE, "get", "deployment", "jobqueue-operator", "-o", "json"]).await;
+    let mut deployment: Value = serde_json::from_str(&deployment.expect("the operator")).expect("JSON");
+    let labels = json!({ "app": "another" });
+    let account = deployment["spec"]["template"]["spec"]["serviceAccountName"].clone();
+    let mut template = deployment["spec"]["template"].take();
+    template["metadata"] = json!({ "labels": labels });
+    let environment = template["spec"]["containers"][0]["env"].as_array_mut().expect("an environment");
+    environment.retain(|one| one["name"] != "LEASE_NAME");
+    environment.push(json!({ "name": "LEASE_NAME", "value": "another" }));
+    let arguments = template["spec"]["containers"][0]["args"].as_array().cloned().unwrap_or_default();
+    assert!(!arguments.iter().any(|one| one.as_str().is_some_and(|one| one.starts_with("--lease-name"))));
+    let metadata = json!({ "name": "another", "namespace": OPERATOR_NAMESPACE });
+    let objects = json!({ "apiVersion": "v1", "kind": "List", "items": [
+        { "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": metadata, "rules": [
+            { "apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "resourceNames": ["another"],
+              "verbs": ["get", "update", "patch", "watch"] },
+            { "apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["create"] } ] },
+        { "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": metadata,
+          "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "another" },
+          "subjects": [{ "kind": "ServiceAccount", "name": account, "namespace": OPERATOR_NAMESPACE }] },
+        { "apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata,
+          "spec": { "replicas": 1, "selector": { "matchLabels": labels }, "template": template } },
+    ]});
+    run("kubectl", &["apply", "-f", "-"], Some(&objects.to_string())).await.expect("another operator");
+    let rollout = ["-n", OPERATOR_NAMESPACE, "rollout", "status", "deployment/another", "--timeout=120s"];
+    kubectl(&rollout).await.expect("another operator that runs");
+}
+
+async fn stop_another() {
+    kubectl(&[
+        "-n",
+        OPERATOR_NAMESPACE,
+        "delete",
+        "deployment,role,rolebinding,lease",
+        "another",
+        "--ignore-not-found",
+    ])
+    .await
+    .expect("deleted");
+}
+
+#[tokio::test]
+async fn two_operators_that_both_lead_lose_no_job_and_double_none() {
+    let _turn = alone().await;
+    let space = Namespace::create("twoleaders").await;
+    start_another().await;
+    let worker = "{concurrency: 10, heartbeatTtl: 10m, handler: {simulate: {base: 2s}}}";
+    let scaling = "{backlogPerWorker: 20, scaleDownDelay: 2s}";
+    space.queue("two", &format!("{{worker: {worker}, scaling: {scaling}}}")).await;
+    space.await_ready("two").await;
+    let redis = space.managed("two").await;
+    redis.push(LOW, 0..100).await;
+    space.await_condition("two", "WorkersAvailable", "True/Available: 5 of 5").await;
+    // Both see the same deaths, and both give the same jobs back.
+    for pod in space.workers("two").await.iter().take(2) {
+        space.kubectl(&["delete", "pod", pod, "--force", "--grace-period=0"]).await.expect("deleted");
+    }
+    redis.await_completed(0..100).await;
+    assert_eq!(redis.count(&["HGET", "jobqueue:counters", "done"]).await, 100, "each was settled once");
+    space.await_asked_for("two", 0).await;
+    stop_another().await;
+    space.delete().await;
+}

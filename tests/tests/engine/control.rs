@@ -1,0 +1,152 @@
+//! What an operator tells workers and what it sees of them: quiet and drained, the causes of deaths, lanes.
+#![allow(clippy::unwrap_used, reason = "a panic is the report")]
+
+use std::time::Duration;
+
+use e2e::engine::{Bench, Lane, job, registration};
+use jobqueue::effects::Side;
+use jobqueue::store::{Fenced, Registration};
+use redis::AsyncCommands as _;
+
+const LONG: Duration = Duration::from_secs(600);
+const LONGER: Duration = Duration::from_secs(1200);
+
+/// A lane of a pod, which is told to be quiet by the pod's uid.
+async fn lane_of(bench: &Bench, pod: &str) -> Lane {
+    let who = Registration { control: pod.into(), pod_uid: pod.into(), ..registration(600_000) };
+    bench.lane_of(who).await
+}
+
+async fn drained(bench: &Bench, pods: &[&str]) -> Vec<bool> {
+    let told: Vec<_> = pods.iter().map(|pod| ((*pod).to_owned(), "G1".to_owned())).collect();
+    bench.session().drained(&told, LONGER).await.unwrap()
+}
+
+/// Has the lane obey the word it read in its last cycle.
+async fn acknowledge(lane: &mut Lane, word: &str) {
+    let mut cycle = lane.next();
+    cycle.quiet = word.into();
+    lane.cycle(&cycle).await;
+}
+
+#[tokio::test]
+async fn a_process_is_drained_once_it_has_acknowledged_its_word_and_holds_nothing() {
+    let mut bench = Bench::new().await;
+    let high = bench.high().queue;
+    bench.push(&high, &[job("a")]).await;
+    let mut lane = lane_of(&bench, "pod").await;
+    let jobs = lane.reserve(1).await;
+    assert_eq!(drained(&bench, &["pod"]).await, [false], "it was not told");
+    bench.session().quiet("pod", "G1", LONG).await.unwrap();
+    assert_eq!(drained(&bench, &["pod"]).await, [false], "it has not acknowledged");
+    acknowledge(&mut lane, "G1").await;
+    assert_eq!(drained(&bench, &["pod"]).await, [false], "it still holds a job");
+    lane.settle(0, &jobs[0], &jobqueue::outcome::Outcome::Done).await;
+    acknowledge(&mut lane, "G1").await;
+    assert_eq!(drained(&bench, &["pod"]).await, [true]);
+    bench.push(&high, &[job("b")]).await;
+    assert!(lane.reserve(1).await.is_empty(), "and it takes nothing more");
+}
+
+#[tokio::test]
+async fn who_is_seen_drained_stays_so_for_as_long_as_it_takes_to_stop_it() {
+    let mut bench = Bench::new().await;
+    let mut lane = lane_of(&bench, "pod").await;
+    bench.session().quiet("pod", "G1", LONG).await.unwrap();
+    let key = bench.keys.quiet("pod");
+    acknowledge(&mut lane, "G1").await;
+    assert_eq!(drained(&bench, &["pod"]).await, [true]);
+    let left: u64 = bench.redis.pttl(&key).await.unwrap();
+    assert!(u128::from(left) > LONG.as_millis(), "{left}");
+}
+
+#[tokio::test]
+async fn an_older_word_an_expired_one_and_a_parked_job_are_not_drained() {
+    let mut bench = Bench::new().await;
+    let mut lane = lane_of(&bench, "pod").await;
+    bench.session().quiet("pod", "G1", LONG).await.unwrap();
+    acknowledge(&mut lane, "G0").await;
+    assert_eq!(drained(&bench, &["pod"]).await, [false], "that was another drain");
+    acknowledge(&mut lane, "G1").await;
+    let parked = lane.handle.lists[0].parked.clone();
+    bench.push(&parked, &[job("late")]).await;
+    assert_eq!(drained(&bench, &["pod"]).await, [false], "a parked fetch has brought a job");
+    bench.redis.del::<_, ()>(&parked).await.unwrap();
+    bench.session().resume("pod").await.unwrap();
+    assert_eq!(drained(&bench, &["pod"]).await, [false], "it may take jobs again");
+}
+
+#[tokio::test]
+async fn every_lane_of_a_process_must_rest_and_other_processes_do_not_matter() {
+    let bench = Bench::new().await;
+    let (mut one, mut two, _other) =
+        (lane_of(&bench, "pod").await, lane_of(&bench, "pod").await, lane_of(&bench, "busy").await);
+    for pod in ["pod", "new"] {
+        bench.session().quiet(pod, "G1", LONG).await.unwrap();
+    }
+    acknowledge(&mut one, "G1").await;
+    assert_eq!(drained(&bench, &["pod", "new", "busy"]).await, [false, true, false], "new has no lanes yet");
+    acknowledge(&mut two, "G1").await;
+    assert_eq!(drained(&bench, &["pod", "new", "busy"]).await, [true, true, false]);
+}
+
+#[tokio::test]
+async fn a_snapshot_shows_each_lane_with_its_pod_and_what_it_holds() {
+    let mut bench = Bench::new().await;
+    let (high, low) = (bench.high().queue, bench.low().queue);
+    bench.push(&high, &[job("a"), job("b")]).await;
+    bench.push(&low, &[job("c")]).await;
+    let who = Registration {
+        pod_uid: "pod".into(),
+        jobqueue_uid: "queue".into(),
+        started_ms: 17,
+        ..registration(600_000)
+    };
+    let mut lane = bench.lane_of(who).await;
+    lane.reserve(2).await;
+    let parked = lane.handle.lists[1].parked.clone();
+    bench
+        .redis
+        .lmove::<_, _, ()>(&low, &parked, redis::Direction::Right, redis::Direction::Right)
+        .await
+        .unwrap();
+    bench.session().extend(&[(&lane.handle, b"")], 600_000, "high=open").await.unwrap();
+    let snapshot = bench.session().snapshot(Side::Right).await.unwrap();
+    let seen = &snapshot.open_lanes[0];
+    assert_eq!((seen.lane.as_str(), seen.pod_uid.as_str()), (lane.handle.id.as_str(), "pod"));
+    assert_eq!(
+        (seen.jobqueue_uid.as_str(), seen.started_ms, seen.breakers.as_str()),
+        ("queue", 17, "high=open")
+    );
+    assert_eq!((seen.held, snapshot.in_flight), (3, 3));
+}
+
+#[tokio::test]
+async fn who_saw_a_process_die_knows_better_than_its_successor() {
+    let bench = Bench::new().await;
+    let lane = lane_of(&bench, "pod").await;
+    let mut session = bench.session();
+    assert_eq!(session.fence(&lane.handle.id, true, "restarted").await.unwrap(), Fenced::Fenced);
+    assert_eq!(session.fence(&lane.handle.id, true, "oom").await.unwrap(), Fenced::Fenced);
+    assert_eq!(session.lane(&lane.handle.id).await.unwrap().unwrap().fenced, "oom");
+    session.fence(&lane.handle.id, true, "restarted").await.unwrap();
+    session.fence(&lane.handle.id, false, "heartbeat").await.unwrap();
+    assert_eq!(session.lane(&lane.handle.id).await.unwrap().unwrap().fenced, "oom");
+}
+
+#[tokio::test]
+async fn a_lane_that_is_spared_keeps_its_jobs_until_more_is_known() {
+    let mut bench = Bench::new().await;
+    let high = bench.high().queue;
+    bench.push(&high, &[job("a")]).await;
+    let mut lane = lane_of(&bench, "pod").await;
+    lane.reserve(1).await;
+    bench.session().fence(&lane.handle.id, true, "restarted").await.unwrap();
+    let mut reaper = bench.reaper(LONG);
+    reaper.spare([lane.handle.id.clone()]);
+    assert!(reaper.pass().await.unwrap().moved.is_empty());
+    reaper.spare([]);
+    let mut shared = bench.session();
+    assert_eq!(reaper.pass_on(&mut shared).await.unwrap().moved.len(), 1);
+    bench.assert_conserved(&["a"]).await;
+}
