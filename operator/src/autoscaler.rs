@@ -1,181 +1,258 @@
-//! How many workers there should be: a pure decision on what was seen. Up at once and in one step; down only after
-//! fewer have been enough for `scaleDownDelay`, and only while nothing runs.
-use std::collections::VecDeque;
+//! How many workers there should be: a pure decision on what was seen now and before.
+//!
+//! Up at once and in one step. Down only after fewer have been enough, with a margin, for `scaleDownDelay`; who then goes
+//! is drained first, elsewhere. Nothing here knows Redis, Kubernetes or a clock: the same looks give the same decisions,
+//! so [`simulation`] can replay hours of them.
+mod history;
+pub mod plot;
+pub mod simulation;
+#[cfg(test)]
+mod tests;
 
+pub use history::History;
+
+pub use crate::api::v1alpha1::ScalingInputs as Inputs;
 use crate::api::v1alpha1::{Scaling, ScalingMode};
+
+/// How much of the workers' slots the time rule plans with: queues grow without bound as the last fifth is used up.
+const UTILISATION: f64 = 0.8;
+/// The margin of scaling down is at most this part of the load and so much of a worker, whatever chance might bring: so
+/// the workers that it keeps are never more than a fifth, and one for rounding, above what the load needs.
+const LARGEST_MARGIN: (f64, f64) = (0.2, 0.5);
 
 /// What one look at Redis and the cluster showed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Seen {
-    /// Jobs that wait, suspects and due ones included.
+    /// When, by Redis' clock in Unix milliseconds.
+    pub now_ms: u64,
+    /// Jobs that wait, suspects and due ones included, of queues whose breaker is not open.
     pub backlog: u64,
+    /// The same, of queues whose breaker is open.
+    pub blocked: u64,
     /// Jobs that workers hold.
     pub in_flight: u64,
-    /// How many workers are asked for now.
+    /// Attempts that have ended so far, done or failed. Starts again at 0 when Redis has lost its data.
+    pub finished: u64,
+    /// Milliseconds that those attempts took, together.
+    pub busy_ms: u64,
+    /// How many workers the Deployment asks for now, those that drain and those that start included.
     pub current: i32,
     /// Whether jobs are held back on purpose.
     pub paused: bool,
 }
 
 /// How many workers there should be, and why.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Decision {
-    /// So many.
+    /// So many. Fewer than there are is reached by draining those that are too many.
     pub replicas: i32,
     /// In words, for events and the status.
     pub reason: String,
+    /// What it was decided on.
+    pub inputs: Inputs,
 }
 
-/// The wishes of the recent past.
-#[derive(Debug, Clone, Default)]
-pub struct History {
-    wishes: VecDeque<(u64, i32)>,
-}
-
-impl History {
-    /// Remembers a wish, forgets what is older than the window, and says the highest one within.
-    fn highest(&mut self, now_ms: u64, window_ms: u64, wish: i32) -> i32 {
-        while self.wishes.front().is_some_and(|(at, _)| at + window_ms <= now_ms) {
-            self.wishes.pop_front();
-        }
-        // A lower wish that came before a higher one can never be the highest again.
-        while self.wishes.back().is_some_and(|(_, earlier)| *earlier <= wish) {
-            self.wishes.pop_back();
-        }
-        self.wishes.push_back((now_ms, wish));
-        self.wishes.front().map_or(wish, |(_, highest)| *highest)
-    }
-}
-
-/// Decides. `manual` is `spec.replicas`, which holds in mode Manual.
+/// Decides. Called only after a look that succeeded: what cannot be read changes nothing. `concurrency` is how many jobs
+/// a worker runs at once, `manual` is `spec.replicas`, which holds in mode Manual.
 pub fn decide(
-    seen: Seen,
+    seen: &Seen,
     history: &mut History,
     spec: &Scaling,
+    concurrency: u32,
     manual: Option<i32>,
-    now_ms: u64,
 ) -> Decision {
+    let came = history.look(seen);
+    let demand = Demand::new(seen, history, spec, concurrency, came > 0);
     if spec.mode == ScalingMode::Manual {
-        let replicas = manual.unwrap_or(1);
-        return Decision { replicas, reason: format!("spec.replicas is {replicas}") };
+        history.forget_wishes();
+        let replicas = manual.unwrap_or(1).max(0);
+        let inputs = demand.inputs(seen, history, replicas);
+        return Decision { replicas, reason: format!("spec.replicas is {replicas}"), inputs };
     }
-    let wish = wish(seen, spec);
-    let window = u64::try_from(spec.scale_down_delay.get().as_millis()).unwrap_or(u64::MAX);
-    if history.wishes.is_empty() {
-        // Whoever decides for the first time does not know the past: the workers that are there were wanted.
-        history.wishes.push_back((now_ms, seen.current));
+    let base = history.base(seen.current);
+    let range = Range::new(seen, spec, base);
+    let wish = range.clamp(demand.workers());
+    let window_ms = u64::try_from(spec.scale_down_delay.get().as_millis()).unwrap_or(u64::MAX);
+    let highest = history.highest(window_ms, range.clamp(demand.workers_with_margin())).min(range.max);
+    let replicas = if wish > base { wish } else { base.min(highest) };
+    history.decided(replicas);
+    let reason = match replicas.cmp(&base) {
+        std::cmp::Ordering::Greater => demand.reason_for_more(seen, spec, replicas),
+        std::cmp::Ordering::Less => demand.reason_for_fewer(seen, spec, base, replicas),
+        std::cmp::Ordering::Equal => demand.reason_to_hold(seen, spec, wish, replicas),
+    };
+    Decision { replicas, reason, inputs: demand.inputs(seen, history, highest) }
+}
+
+/// Between which numbers the decision must lie.
+struct Range {
+    least: i32,
+    most: i32,
+    /// What the user allows; the workers that are there may be more than `most`, and stay until the delay is over.
+    max: i32,
+}
+
+impl Range {
+    /// `base` is how many workers there are, without those that drain.
+    fn new(seen: &Seen, spec: &Scaling, base: i32) -> Self {
+        let (min, max) = (spec.min_replicas, spec.max_replicas.max(spec.min_replicas));
+        if seen.paused {
+            return Self { least: min, most: min, max };
+        }
+        if only_blocked(seen) {
+            // Somebody must find out that the other side is back, and nobody more must knock on its door until then.
+            let probe = 1.clamp(min, max);
+            return Self { least: probe, most: base.clamp(probe, max), max };
+        }
+        Self { least: min, most: max, max }
     }
-    let highest = history.highest(now_ms, window, wish);
-    let jobs = seen.backlog + seen.in_flight;
-    if wish > seen.current {
-        let reason = if wish == spec.min_replicas {
-            format!("minReplicas is {wish}")
-        } else {
-            format!("{jobs} jobs, {} a worker", spec.backlog_per_worker)
-        };
-        return Decision { replicas: wish, reason };
-    }
-    if highest < seen.current && seen.in_flight == 0 {
-        let reason = format!("{jobs} jobs, and {highest} workers were enough for {}", spec.scale_down_delay);
-        return Decision { replicas: highest, reason };
-    }
-    // More than allowed only where somebody has lowered the bound.
-    Decision {
-        replicas: seen.current.min(spec.max_replicas),
-        reason: format!("maxReplicas is {}", spec.max_replicas),
+
+    fn clamp(&self, wish: i32) -> i32 {
+        wish.clamp(self.least, self.most)
     }
 }
 
-/// How many workers this many jobs want.
-fn wish(seen: Seen, spec: &Scaling) -> i32 {
-    if seen.paused {
-        return spec.min_replicas;
-    }
-    let per_worker = u64::try_from(spec.backlog_per_worker).unwrap_or(1).max(1);
-    let wish = (seen.backlog + seen.in_flight).div_ceil(per_worker);
-    i32::try_from(wish).unwrap_or(i32::MAX).clamp(spec.min_replicas, spec.max_replicas)
+/// Whether all that waits is behind open breakers.
+fn only_blocked(seen: &Seen) -> bool {
+    seen.blocked > 0 && seen.backlog == 0
 }
 
-#[cfg(test)]
-mod tests {
-    use jobqueue::config::Duration;
-    use proptest::prelude::*;
+/// How much work there is, by each of the two rules.
+struct Demand {
+    /// Jobs, waiting and running.
+    jobs: u64,
+    /// Jobs, for workers that take `backlogPerWorker` each.
+    depth: Load,
+    /// Busy slots, for workers that have `concurrency` of them; known only with `targetLatency` and a run time.
+    time: Option<Load>,
+}
 
-    use super::*;
-
-    fn spec() -> Scaling {
-        Scaling { backlog_per_worker: 10, scale_down_delay: Duration::from_secs(60), ..Scaling::default() }
+impl Demand {
+    fn new(seen: &Seen, history: &History, spec: &Scaling, concurrency: u32, came: bool) -> Self {
+        let jobs = seen.backlog.saturating_add(seen.in_flight);
+        let per_second = history.arrivals_per_second();
+        // By how much the jobs may become more by chance: as many as arrive until the next time to scale down.
+        let arrivals = per_second * spec.scale_down_delay.get().as_secs_f64();
+        // Work that came and went between two looks is work: a worker is needed for it, though none is to be seen.
+        let counted = if came { jobs.max(1) } else { jobs };
+        let per_worker = f64::from(spec.backlog_per_worker.max(1));
+        let depth = Load { amount: real(counted), per_worker, arrivals };
+        let latency = spec.target_latency.map(|latency| latency.get().as_secs_f64().max(0.001));
+        let time = history.run_seconds().zip(latency).map(|(run, latency)| {
+            let slots = per_second * run + real(seen.backlog) * run / latency;
+            // The average of arrivals never falls to nothing; the workers should when there are no jobs.
+            let amount = if counted == 0 { 0.0 } else { slots };
+            Load { amount, per_worker: f64::from(concurrency.max(1)) * UTILISATION, arrivals }
+        });
+        Self { jobs, depth, time }
     }
 
-    fn seen(backlog: u64, in_flight: u64, current: i32) -> Seen {
-        Seen { backlog, in_flight, current, paused: false }
+    /// How many workers it takes.
+    fn workers(&self) -> i32 {
+        self.depth.workers().max(self.time.as_ref().map_or(0, Load::workers))
     }
 
-    #[test]
-    fn a_backlog_at_zero_workers_starts_all_of_them_in_one_step() {
-        let decision = decide(seen(95, 0, 0), &mut History::default(), &spec(), None, 0);
-        assert_eq!((decision.replicas, decision.reason.as_str()), (10, "95 jobs, 10 a worker"));
+    /// How many it takes if chance brings more soon.
+    fn workers_with_margin(&self) -> i32 {
+        self.depth.workers_with_margin().max(self.time.as_ref().map_or(0, Load::workers_with_margin))
     }
 
-    #[test]
-    fn one_job_starts_one_worker() {
-        assert_eq!(decide(seen(1, 0, 0), &mut History::default(), &spec(), None, 0).replicas, 1);
+    fn inputs(&self, seen: &Seen, history: &History, highest: i32) -> Inputs {
+        Inputs {
+            backlog: seen.backlog,
+            blocked: seen.blocked,
+            in_flight: seen.in_flight,
+            arrivals_per_minute: rounded(history.arrivals_per_second() * 60.0),
+            run_millis: history.run_seconds().map(|run| rounded(run * 1000.0)),
+            by_depth: self.depth.workers(),
+            by_latency: self.time.as_ref().map(Load::workers),
+            highest,
+        }
     }
 
-    #[test]
-    fn fewer_workers_come_only_after_the_delay() {
-        let mut history = History::default();
-        assert_eq!(decide(seen(50, 0, 5), &mut history, &spec(), None, 0).replicas, 5);
-        assert_eq!(decide(seen(0, 0, 5), &mut history, &spec(), None, 59_999).replicas, 5);
-        assert_eq!(decide(seen(0, 0, 5), &mut history, &spec(), None, 60_000).replicas, 0);
-    }
-
-    #[test]
-    fn a_new_leader_takes_the_workers_that_are_there_for_wanted() {
-        let mut history = History::default();
-        assert_eq!(decide(seen(0, 0, 7), &mut history, &spec(), None, 1_000_000).replicas, 7);
-        assert_eq!(decide(seen(0, 0, 7), &mut history, &spec(), None, 1_060_000).replicas, 0);
-    }
-
-    #[test]
-    fn no_worker_is_stopped_while_jobs_run() {
-        let mut history = History::default();
-        decide(seen(0, 3, 5), &mut history, &spec(), None, 0);
-        assert_eq!(decide(seen(0, 3, 5), &mut history, &spec(), None, 70_000).replicas, 5);
-    }
-
-    #[test]
-    fn a_paused_queue_starts_nobody() {
-        let paused = Seen { paused: true, ..seen(1000, 0, 0) };
-        assert_eq!(decide(paused, &mut History::default(), &spec(), None, 0).replicas, 0);
-    }
-
-    #[test]
-    fn in_manual_mode_the_spec_decides() {
-        let manual = Scaling { mode: ScalingMode::Manual, ..spec() };
-        assert_eq!(decide(seen(1000, 0, 0), &mut History::default(), &manual, Some(3), 0).replicas, 3);
-        assert_eq!(decide(seen(1000, 0, 0), &mut History::default(), &manual, None, 0).replicas, 1);
-    }
-
-    proptest! {
-        #[test]
-        fn the_decision_stays_within_bounds(
-            looks in prop::collection::vec((0u64..10_000, 0u64..100, 0u64..5_000), 1..50),
-            min in 0i32..5, more in 0i32..50,
-        ) {
-            let spec = Scaling { min_replicas: min, max_replicas: (min + more).max(1), ..spec() };
-            let (mut history, mut current, mut now) = (History::default(), 0, 0);
-            for (backlog, in_flight, later) in looks {
-                now += later;
-                current = decide(seen(backlog, in_flight, current), &mut history, &spec, None, now).replicas;
-                prop_assert!((spec.min_replicas..=spec.max_replicas).contains(&current));
+    /// The rule that wants more, in words.
+    fn in_words(&self, seen: &Seen, spec: &Scaling) -> String {
+        match (&self.time, spec.target_latency) {
+            (Some(time), Some(latency)) if time.workers() > self.depth.workers() => {
+                format!("{} jobs wait and more arrive, to be started within {latency}", seen.backlog)
             }
-        }
-
-        #[test]
-        fn more_jobs_never_want_fewer_workers(fewer in 0u64..100_000, more in 0u64..100_000) {
-            let of = |backlog| wish(seen(backlog, 0, 0), &spec());
-            prop_assert!(of(fewer) <= of(fewer + more));
+            _ => format!("{} jobs, {} a worker", self.jobs, spec.backlog_per_worker),
         }
     }
+
+    fn reason_for_more(&self, seen: &Seen, spec: &Scaling, replicas: i32) -> String {
+        if replicas == spec.min_replicas && self.workers() < replicas {
+            return format!("minReplicas is {replicas}");
+        }
+        if only_blocked(seen) {
+            return format!("{} jobs behind an open breaker, one worker to try it", seen.blocked);
+        }
+        let bound = if replicas < self.workers() {
+            format!(", maxReplicas is {}", spec.max_replicas)
+        } else {
+            String::new()
+        };
+        self.in_words(seen, spec) + &bound
+    }
+
+    fn reason_for_fewer(&self, seen: &Seen, spec: &Scaling, base: i32, replicas: i32) -> String {
+        if base > spec.max_replicas && replicas == spec.max_replicas {
+            return format!("maxReplicas is {replicas}");
+        }
+        if seen.paused {
+            return format!("paused for {}", spec.scale_down_delay);
+        }
+        format!("{} jobs, and {replicas} workers were enough for {}", self.jobs, spec.scale_down_delay)
+    }
+
+    fn reason_to_hold(&self, seen: &Seen, spec: &Scaling, wish: i32, replicas: i32) -> String {
+        if seen.paused {
+            return "paused".to_owned();
+        }
+        if only_blocked(seen) {
+            return format!("{} jobs behind an open breaker", seen.blocked);
+        }
+        if wish < replicas {
+            return format!("{} jobs; fewer workers only after {}", self.jobs, spec.scale_down_delay);
+        }
+        self.in_words(seen, spec)
+    }
+}
+
+/// Work, in a unit of which a worker takes so much.
+struct Load {
+    amount: f64,
+    per_worker: f64,
+    /// How many jobs arrive within `scaleDownDelay`.
+    arrivals: f64,
+}
+
+impl Load {
+    fn workers(&self) -> i32 {
+        saturated((self.amount / self.per_worker).ceil())
+    }
+
+    /// With room for what chance may bring: two standard deviations of jobs that come independently of each other, of
+    /// which only those can differ that arrive in the time. No arrivals, no margin: what is left can only become less.
+    fn workers_with_margin(&self) -> i32 {
+        let workers = self.amount / self.per_worker;
+        let chance = 2.0 * self.amount.min(self.arrivals).sqrt() / self.per_worker;
+        let (part, and) = LARGEST_MARGIN;
+        saturated((workers + chance.min(workers * part + and)).ceil())
+    }
+}
+
+#[allow(clippy::cast_precision_loss, reason = "beyond 2^53 jobs the last digits do not matter")]
+fn real(number: u64) -> f64 {
+    number as f64
+}
+
+#[allow(clippy::cast_possible_truncation, reason = "saturates, which is meant")]
+fn saturated(number: f64) -> i32 {
+    number as i32
+}
+
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates, which is meant")]
+fn rounded(number: f64) -> u64 {
+    number.round() as u64
 }

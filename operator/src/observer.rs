@@ -427,15 +427,22 @@ impl Observer {
         let manual = target.scaling.mode == ScalingMode::Manual && watched.claimed_at.is_some();
         let decision = if now.conflict.is_some() {
             // Two that serve the same lists by different rules would ruin each other's jobs.
-            Some(Decision { replicas: 0, reason: "the keys belong to another JobQueue".into() })
+            Some(Decision {
+                replicas: 0,
+                reason: "the keys belong to another JobQueue".into(),
+                ..Decision::default()
+            })
         } else if now.trouble.is_none() || manual {
             let seen = Seen {
+                now_ms,
                 backlog: now.figures.waiting.iter().sum::<u64>() + now.figures.due,
                 in_flight: now.figures.in_flight,
                 current: target.current,
                 paused: now.figures.paused,
+                // Nothing blocked and no counters: depth alone decides.
+                ..Seen::default()
             };
-            Some(decide(seen, &mut watched.history, &target.scaling, target.manual, now_ms))
+            Some(decide(&seen, &mut watched.history, &target.scaling, 1, target.manual))
         } else {
             None
         };

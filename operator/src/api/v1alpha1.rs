@@ -18,7 +18,7 @@ use serde_json::{Map, Value};
 
 pub use redis::{External, Managed, Redis, SecretReference, Sentinel, Storage, Tls};
 pub use scaling::{Scaling, ScalingMode};
-pub use status::{JobQueueStatus, QueueStatus, ScalingStatus, WorkersStatus};
+pub use status::{JobQueueStatus, QueueStatus, ScalingInputs, ScalingStatus, WorkersStatus};
 pub use worker::{App, Command, Handler, Http, Reaper, Simulate, Worker};
 
 /// A queue of background jobs, the workers that run them, and the Redis that keeps them. `spec: {}` is complete:

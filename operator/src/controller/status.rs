@@ -81,6 +81,7 @@ fn figures(status: &mut JobQueueStatus, queues: &[(String, String)], seen: &Obse
             replicas: decision.replicas,
             reason: decision.reason.clone(),
             time: Time(time),
+            inputs: Some(decision.inputs.clone()),
         });
     }
 }

@@ -30,8 +30,8 @@ pub struct Scaling {
     #[serde(default = "backlog_per_worker")]
     #[schemars(range(min = 1, max = 1_000_000_000))]
     pub backlog_per_worker: i32,
-    /// How soon a waiting job should be run: more workers are started when the measured run times say that it would
-    /// take longer. Not set: only the number of jobs counts. Reserved: this version looks at the number of jobs only.
+    /// How soon a waiting job should be started: there are more workers than `backlogPerWorker` asks for when, by the
+    /// measured arrivals and run times, it would take longer. Not set: only the number of jobs counts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "duration")]
     pub target_latency: Option<Duration>,

@@ -81,4 +81,36 @@ pub struct ScalingStatus {
     pub reason: String,
     /// When.
     pub time: Time,
+    /// What it was decided on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub inputs: Option<ScalingInputs>,
+}
+
+/// What the number of workers was decided on.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ScalingInputs {
+    /// Jobs that waited, suspects and due ones included, of queues whose breaker was not open.
+    #[schemars(with = "i64")]
+    pub backlog: u64,
+    /// The same, of queues whose breaker was open: they ask for no workers but one that tries.
+    #[schemars(with = "i64")]
+    pub blocked: u64,
+    /// Jobs that workers held.
+    #[schemars(with = "i64")]
+    pub in_flight: u64,
+    /// Jobs that came a minute, on average of the last minutes.
+    #[schemars(with = "i64")]
+    pub arrivals_per_minute: u64,
+    /// How long an attempt took, on average of the last minutes; not set before one has ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<i64>")]
+    pub run_millis: Option<u64>,
+    /// Workers wanted for the number of jobs, before `minReplicas` and `maxReplicas`.
+    pub by_depth: i32,
+    /// Workers wanted for `targetLatency`; not set without it, and before run times are known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub by_latency: Option<i32>,
+    /// The most workers wanted within `scaleDownDelay`, with the margin that is kept when there shall be fewer.
+    pub highest: i32,
 }

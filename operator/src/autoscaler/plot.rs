@@ -1,0 +1,1 @@
+//! Draws the simulated traces: `docs/images/autoscaling.svg` is its output.
