@@ -16,9 +16,9 @@ use crate::api::v1alpha1::{Scaling, ScalingMode};
 
 /// How much of the workers' slots the time rule plans with: queues grow without bound as the last fifth is used up.
 const UTILISATION: f64 = 0.8;
-/// The margin of scaling down is at most this part of the load and so much of a worker, whatever chance might bring: so
-/// the workers that it keeps are never more than a fifth, and one for rounding, above what the load needs.
-const LARGEST_MARGIN: (f64, f64) = (0.2, 0.5);
+/// The margin that the time rule keeps is at most this part of the load, and half a worker: an average varies less than
+/// the jobs themselves, and so the workers that it keeps are a fifth, and one for rounding, above what is needed.
+const LARGEST_MARGIN: f64 = 0.2;
 
 /// What one look at Redis and the cluster showed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -76,10 +76,12 @@ pub fn decide(
     let highest = history.highest(window_ms, range.clamp(demand.workers_with_margin())).min(range.max);
     let replicas = if wish > base { wish } else { base.min(highest) };
     history.decided(replicas);
-    let reason = match replicas.cmp(&base) {
-        std::cmp::Ordering::Greater => demand.reason_for_more(seen, spec, replicas),
-        std::cmp::Ordering::Less => demand.reason_for_fewer(seen, spec, base, replicas),
-        std::cmp::Ordering::Equal => demand.reason_to_hold(seen, spec, wish, replicas),
+    let reason = if replicas > base {
+        demand.reason_for_more(seen, spec, replicas)
+    } else if replicas < seen.current {
+        demand.reason_for_fewer(seen, spec, replicas)
+    } else {
+        demand.reason_to_hold(seen, spec, wish, replicas)
     };
     Decision { replicas, reason, inputs: demand.inputs(seen, history, highest) }
 }
@@ -123,8 +125,10 @@ struct Demand {
     jobs: u64,
     /// Jobs, for workers that take `backlogPerWorker` each.
     depth: Load,
-    /// Busy slots, for workers that have `concurrency` of them; known only with `targetLatency` and a run time.
+    /// Busy slots, for workers that have `concurrency` of them; not known before a job has ended.
     time: Option<Load>,
+    /// Whether workers are started for it: only with `targetLatency`. Without, none is stopped that is needed for it.
+    by_time: bool,
 }
 
 impl Demand {
@@ -136,23 +140,31 @@ impl Demand {
         // Work that came and went between two looks is work: a worker is needed for it, though none is to be seen.
         let counted = if came { jobs.max(1) } else { jobs };
         let per_worker = f64::from(spec.backlog_per_worker.max(1));
-        let depth = Load { amount: real(counted), per_worker, arrivals };
-        let latency = spec.target_latency.map(|latency| latency.get().as_secs_f64().max(0.001));
-        let time = history.run_seconds().zip(latency).map(|(run, latency)| {
-            let slots = per_second * run + real(seen.backlog) * run / latency;
+        let depth = Load { amount: real(counted), per_worker, largest_margin: f64::INFINITY, arrivals };
+        let time = history.run_seconds().map(|run| {
+            let wait = spec.target_latency.map_or(f64::INFINITY, |latency| latency.get().as_secs_f64());
+            // A slot does one job after the other while the last of them may wait; no job needs more than one.
+            let slots = per_second * run + real(seen.backlog) * (run / wait.max(0.001)).min(1.0);
             // The average of arrivals never falls to nothing; the workers should when there are no jobs.
             let amount = if counted == 0 { 0.0 } else { slots };
-            Load { amount, per_worker: f64::from(concurrency.max(1)) * UTILISATION, arrivals }
+            let per_worker = f64::from(concurrency.max(1)) * UTILISATION;
+            Load { amount, per_worker, largest_margin: LARGEST_MARGIN, arrivals }
         });
-        Self { jobs, depth, time }
+        Self { jobs, depth, time, by_time: spec.target_latency.is_some() }
+    }
+
+    /// How many workers the time rule asks for.
+    fn by_latency(&self) -> Option<i32> {
+        self.time.as_ref().filter(|_| self.by_time).map(Load::workers)
     }
 
     /// How many workers it takes.
     fn workers(&self) -> i32 {
-        self.depth.workers().max(self.time.as_ref().map_or(0, Load::workers))
+        self.depth.workers().max(self.by_latency().unwrap_or(0))
     }
 
-    /// How many it takes if chance brings more soon.
+    /// How many it takes if chance brings more soon. What keeps workers busy counts here even if nobody asked for a
+    /// latency: sent home when the backlog is gone, they would be missed at once, and come and go forever.
     fn workers_with_margin(&self) -> i32 {
         self.depth.workers_with_margin().max(self.time.as_ref().map_or(0, Load::workers_with_margin))
     }
@@ -165,15 +177,15 @@ impl Demand {
             arrivals_per_minute: rounded(history.arrivals_per_second() * 60.0),
             run_millis: history.run_seconds().map(|run| rounded(run * 1000.0)),
             by_depth: self.depth.workers(),
-            by_latency: self.time.as_ref().map(Load::workers),
+            by_latency: self.by_latency(),
             highest,
         }
     }
 
     /// The rule that wants more, in words.
     fn in_words(&self, seen: &Seen, spec: &Scaling) -> String {
-        match (&self.time, spec.target_latency) {
-            (Some(time), Some(latency)) if time.workers() > self.depth.workers() => {
+        match (self.by_latency(), spec.target_latency) {
+            (Some(by_latency), Some(latency)) if by_latency > self.depth.workers() => {
                 format!("{} jobs wait and more arrive, to be started within {latency}", seen.backlog)
             }
             _ => format!("{} jobs, {} a worker", self.jobs, spec.backlog_per_worker),
@@ -195,12 +207,15 @@ impl Demand {
         self.in_words(seen, spec) + &bound
     }
 
-    fn reason_for_fewer(&self, seen: &Seen, spec: &Scaling, base: i32, replicas: i32) -> String {
-        if base > spec.max_replicas && replicas == spec.max_replicas {
+    fn reason_for_fewer(&self, seen: &Seen, spec: &Scaling, replicas: i32) -> String {
+        if seen.current > spec.max_replicas && replicas == spec.max_replicas {
             return format!("maxReplicas is {replicas}");
         }
         if seen.paused {
             return format!("paused for {}", spec.scale_down_delay);
+        }
+        if only_blocked(seen) {
+            return format!("{} jobs behind an open breaker for {}", seen.blocked, spec.scale_down_delay);
         }
         format!("{} jobs, and {replicas} workers were enough for {}", self.jobs, spec.scale_down_delay)
     }
@@ -223,6 +238,8 @@ impl Demand {
 struct Load {
     amount: f64,
     per_worker: f64,
+    /// The largest part of it that is kept as a margin.
+    largest_margin: f64,
     /// How many jobs arrive within `scaleDownDelay`.
     arrivals: f64,
 }
@@ -235,10 +252,9 @@ impl Load {
     /// With room for what chance may bring: two standard deviations of jobs that come independently of each other, of
     /// which only those can differ that arrive in the time. No arrivals, no margin: what is left can only become less.
     fn workers_with_margin(&self) -> i32 {
-        let workers = self.amount / self.per_worker;
-        let chance = 2.0 * self.amount.min(self.arrivals).sqrt() / self.per_worker;
-        let (part, and) = LARGEST_MARGIN;
-        saturated((workers + chance.min(workers * part + and)).ceil())
+        let chance = 2.0 * self.amount.min(self.arrivals).sqrt();
+        let largest = self.amount * self.largest_margin + self.per_worker / 2.0;
+        saturated(((self.amount + chance.min(largest)) / self.per_worker).ceil())
     }
 }
 

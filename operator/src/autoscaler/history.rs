@@ -5,7 +5,7 @@ use super::{Seen, real};
 
 /// Averages forget at this pace: what was seen so many seconds ago counts 1/e of what is seen now. Long enough that chance
 /// evens out, short enough to follow a day.
-const MEMORY_SECONDS: f64 = 60.0;
+const MEMORY_SECONDS: f64 = 120.0;
 /// Arrivals are an average over at least this long: a single look at a burst says little about a rate.
 const SHORTEST_AVERAGE_SECONDS: f64 = 15.0;
 /// No two looks count as further apart than this. What happened between them was not seen (Redis could not be read), or did

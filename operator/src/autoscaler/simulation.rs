@@ -13,6 +13,9 @@ use jobqueue::config::Duration;
 use super::{History, Seen, decide, real, rounded};
 use crate::api::v1alpha1::Scaling;
 
+#[cfg(test)]
+mod tests;
+
 const SECOND_US: u64 = 1_000_000;
 
 /// How jobs come.
