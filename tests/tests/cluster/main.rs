@@ -3,6 +3,8 @@ mod deletion;
 mod drift;
 mod external;
 mod handlers;
+mod left_behind;
+mod managed;
 mod newcomer;
 mod rest;
 mod rollout;
