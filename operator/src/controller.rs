@@ -322,13 +322,7 @@ impl Context {
     }
 
     /// Where the observer finds the queue. It reads no files: credentials come from the Secrets themselves.
-    fn target(
-        &self,
-        queue: &JobQueue,
-        config: &Config,
-        secret: Option<&SecretData>,
-        current: i32,
-    ) -> Target {
+    fn target(&self, queue: &JobQueue, config: &Config, secret: Option<&SecretData>, current: i32) -> Target {
         let names = Names::of(queue);
         let uid = queue.uid().unwrap_or_default();
         let owner = format!("{}/{}/{}/{uid}", self.cluster, names.namespace, names.queue);

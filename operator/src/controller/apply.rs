@@ -12,10 +12,10 @@ use serde_json::{Value, json};
 use super::build::{Child, Children, DEPLOYMENT, Kind, POD, STATEFUL_SET};
 use super::names::{HASH, MANAGED_BY, Names};
 use super::obstacle::obstacle;
-use super::rolling::{self, is_rolled_out, is_upgrade};
 use super::quantity;
 use super::redis_pod;
 use super::resolve::Resolved;
+use super::rolling::{self, is_rolled_out, is_upgrade};
 use super::{Context, Error};
 use crate::api::v1alpha1::JobQueue;
 
@@ -363,13 +363,13 @@ fn scaler_owns_replicas(live: &DynamicObject) -> bool {
 /// Whether the live object says everything that is desired; what else it says is not ours.
 pub fn is_satisfied(desired: &Value, live: &Value) -> bool {
     match (desired, live) {
-        (Value::Object(desired), Value::Object(live)) => desired
-            .iter()
-            .all(|(name, value)| match (name.as_str(), live.get(name)) {
+        (Value::Object(desired), Value::Object(live)) => {
+            desired.iter().all(|(name, value)| match (name.as_str(), live.get(name)) {
                 (_, None) => is_nothing(value),
                 ("requests" | "limits", Some(live)) => quantity::are_satisfied(value, live),
                 (_, Some(live)) => is_satisfied(value, live),
-            }),
+            })
+        }
         (Value::Array(desired), Value::Array(live)) => {
             let by_name = |entry: &Value| entry.get("name").cloned();
             desired.len() == live.len()

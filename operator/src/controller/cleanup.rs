@@ -86,10 +86,11 @@ impl Context {
         for part in ["producer", "api", "worker"] {
             self.remove(queue, &DEPLOYMENT, &names.part(part)).await?;
         }
-        let mut stuck = match self.pods(&names, "app.kubernetes.io/component in (worker,producer,api)").await? {
-            Pods::Stopping => return Ok(Action::requeue(Duration::from_secs(1))),
-            Pods::Stuck(stuck) => stuck,
-        };
+        let mut stuck =
+            match self.pods(&names, "app.kubernetes.io/component in (worker,producer,api)").await? {
+                Pods::Stopping => return Ok(Action::requeue(Duration::from_secs(1))),
+                Pods::Stuck(stuck) => stuck,
+            };
         if is_managed(queue) {
             self.remove(queue, &STATEFUL_SET, &names.part("redis")).await?;
             match self.pods(&names, "app.kubernetes.io/component=redis").await? {
@@ -114,8 +115,7 @@ impl Context {
             self.publish(queue, EventType::Warning, "KeysLeft", "Delete", note).await;
         }
         if !stuck.is_empty() {
-            let note =
-                format!("Deleted while pods that do not stop are still there: {}", stuck.join(", "));
+            let note = format!("Deleted while pods that do not stop are still there: {}", stuck.join(", "));
             self.publish(queue, EventType::Warning, "PodsLeft", "Delete", note).await;
         }
         let others: Vec<&String> = queue.finalizers().iter().filter(|name| *name != FINALIZER).collect();
@@ -181,7 +181,8 @@ mod tests {
 
     #[test]
     fn a_pod_that_does_not_stop_is_waited_for_only_so_long() {
-        let (running, stopping, stuck) = (("a".to_owned(), None), ("b".to_owned(), Some(90)), ("c".to_owned(), Some(70)));
+        let (running, stopping, stuck) =
+            (("a".to_owned(), None), ("b".to_owned(), Some(90)), ("c".to_owned(), Some(70)));
         assert_eq!(Pods::of([], 100), Pods::Stuck(vec![]));
         assert_eq!(Pods::of([stuck.clone()], 100), Pods::Stuck(vec!["c".into()]));
         for waited_for in [running, stopping] {

@@ -103,9 +103,10 @@ mod tests {
 
     #[test]
     fn fields_are_told_by_their_path_in_the_spec() {
-        assert_eq!(problems(json!({ "worker": { "heartbeat_ttl": "1s" } })).lines().next(), Some(
-            "spec.worker.heartbeatTtl = 1s: must be at least 5s"
-        ));
+        assert_eq!(
+            problems(json!({ "worker": { "heartbeat_ttl": "1s" } })).lines().next(),
+            Some("spec.worker.heartbeatTtl = 1s: must be at least 5s")
+        );
         assert!(problems(json!({ "key_prefix": "a b" })).starts_with("spec.keyPrefix = \"a b\": "));
         let both = problems(json!({ "worker": { "backoff": { "base": "20s" } } }));
         assert_eq!(both, "spec.retry.backoff.base = 20s: must be at most spec.retry.backoff.max, 10s");

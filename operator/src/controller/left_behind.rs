@@ -200,7 +200,9 @@ mod tests {
     fn queues(names: &[&str]) -> Config {
         let keys: serde_json::Map<String, Value> =
             names.iter().map(|name| ((*name).to_owned(), json!(format!("list:{name}")))).collect();
-        config(json!({ "worker": { "priorities": names, "queues": keys }, "producer": { "default_priority": names[0] } }))
+        config(
+            json!({ "worker": { "priorities": names, "queues": keys }, "producer": { "default_priority": names[0] } }),
+        )
     }
 
     #[test]
@@ -221,8 +223,7 @@ mod tests {
         let now = at(json!({ "addr": "one:6379" }));
         assert_eq!(left(&now, &at(json!({ "addr": "two:6379" })), false), Left::Redis("one:6379/0".into()));
         assert_eq!(left(&now, &at(json!({ "addr": "one:6379", "db": 1 })), false).word(), "one:6379/0");
-        let sentinel =
-            |master: &str| at(json!({ "sentinel": { "master": master, "addrs": ["one:26379"] } }));
+        let sentinel = |master: &str| at(json!({ "sentinel": { "master": master, "addrs": ["one:26379"] } }));
         assert_eq!(left(&sentinel("main"), &sentinel("other"), false), Left::Redis("main/0".into()));
         assert_eq!(left(&now, &at(json!({ "addr": "one:6379", "username": "other" })), false), Left::Nothing);
         assert_eq!(left(&now, &at(json!({ "addr": "two:6379" })), true), Left::Nothing, "a managed one");

@@ -22,7 +22,8 @@ pub fn outdated(set: &Value, pod: &Value) -> Option<&'static str> {
     let seen = set["status"]["observedGeneration"] == set["metadata"]["generation"];
     let newest = &set["status"]["updateRevision"];
     let has = &pod["metadata"]["labels"]["controller-revision-hash"];
-    (seen && has != newest && is_stuck(pod)).then_some("it cannot start, and there is a newer description of it")
+    (seen && has != newest && is_stuck(pod))
+        .then_some("it cannot start, and there is a newer description of it")
 }
 
 #[cfg(test)]
@@ -40,7 +41,8 @@ mod tests {
     }
 
     fn pod(settings: &str, revision: &str, waiting: Option<&str>) -> Value {
-        let state = waiting.map_or(json!({ "running": {} }), |reason| json!({ "waiting": { "reason": reason } }));
+        let state =
+            waiting.map_or(json!({ "running": {} }), |reason| json!({ "waiting": { "reason": reason } }));
         json!({
             "metadata": { "annotations": { SETTINGS: settings }, "labels": { "controller-revision-hash": revision } },
             "status": { "containerStatuses": [{ "name": "redis", "state": state }] },

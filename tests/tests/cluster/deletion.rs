@@ -100,7 +100,9 @@ async fn what_is_not_the_queues_survives_its_deletion() {
 #[tokio::test]
 async fn a_deletion_does_not_wait_for_ever_for_a_pod_that_does_not_stop() {
     let space = Namespace::create("stuck-pod").await;
-    space.queue("gone", "{deletionPolicy: Delete, scaling: {minReplicas: 1}, worker: {drainTimeout: 1s}}").await;
+    space
+        .queue("gone", "{deletionPolicy: Delete, scaling: {minReplicas: 1}, worker: {drainTimeout: 1s}}")
+        .await;
     space.await_condition("gone", "WorkersAvailable", "True/Available").await;
     let pods = space.list("pods", "app.kubernetes.io/component=worker").await;
     let pod = pods[0]["metadata"]["name"].as_str().expect("a name");

@@ -89,7 +89,8 @@ async fn a_wrong_password_is_told_and_a_right_one_is_taken_up() {
     space.queue("orders", &format!("{{redis: {{external: {external}}}}}")).await;
     space.await_condition("orders", "Ready", "False/RedisAuthFailed").await;
     let stalled = space.await_condition("orders", "Stalled", "True/RedisAuthFailed").await;
-    let place = "refused the credentials: check username and password in the Secret of spec.redis.external.secretRef";
+    let place =
+        "refused the credentials: check username and password in the Secret of spec.redis.external.secretRef";
     assert!(stalled.contains(place), "{stalled}");
     let right = r#"{"stringData": {"password": "sesame"}}"#;
     space.kubectl(&["patch", "secret", "login", "--type=merge", "-p", right]).await.expect("changed");

@@ -20,12 +20,20 @@ async fn await_change(space: &Namespace, queue: &str, gone: &str) {
 async fn a_queue_that_is_taken_out_of_the_spec_is_served_until_it_is_empty() {
     let space = Namespace::create("taken-out").await;
     let redis = space.external("store").await;
-    space.queue("orders", &space.on("store", &format!("queues: [{{name: kept}}, {{name: removed}}], {NOBODY}"))).await;
+    space
+        .queue(
+            "orders",
+            &space.on("store", &format!("queues: [{{name: kept}}, {{name: removed}}], {NOBODY}")),
+        )
+        .await;
     space.await_ready("orders").await;
     redis.push("jobqueue:removed", 0..20).await;
     space.patch("orders", r#"{"spec": {"queues": [{"name": "kept"}]}}"#).await;
     let stalled = space.await_condition("orders", "Stalled", "True/JobsLeftBehind").await;
-    assert!(stalled.contains("20 jobs are in queues that spec.queues does not name any more (removed)"), "{stalled}");
+    assert!(
+        stalled.contains("20 jobs are in queues that spec.queues does not name any more (removed)"),
+        "{stalled}"
+    );
     space.patch("orders", SOMEBODY).await;
     await_change(&space, "orders", "removed").await;
     redis.await_completed(0..20).await;
@@ -58,7 +66,12 @@ async fn a_queue_moves_to_another_redis_when_the_first_has_no_jobs_left() {
 async fn who_says_so_leaves_the_jobs_behind() {
     let space = Namespace::create("left").await;
     let redis = space.external("store").await;
-    space.queue("orders", &space.on("store", &format!("queues: [{{name: kept}}, {{name: removed}}], {NOBODY}"))).await;
+    space
+        .queue(
+            "orders",
+            &space.on("store", &format!("queues: [{{name: kept}}, {{name: removed}}], {NOBODY}")),
+        )
+        .await;
     space.await_ready("orders").await;
     redis.push("jobqueue:removed", 0..3).await;
     space.patch("orders", r#"{"spec": {"queues": [{"name": "kept"}]}}"#).await;
@@ -80,7 +93,8 @@ async fn the_same_redis_under_another_name_is_no_other_redis() {
     space.queue("orders", &space.on("store", NOBODY)).await;
     space.await_ready("orders").await;
     redis.push("jobqueue:low_priority", 0..3).await;
-    let address = format!(r#"{{"spec": {{"redis": {{"external": {{"address": "alias.{}:6379"}}}}}}}}"#, space.name);
+    let address =
+        format!(r#"{{"spec": {{"redis": {{"external": {{"address": "alias.{}:6379"}}}}}}}}"#, space.name);
     space.patch("orders", &address).await;
     await_change(&space, "orders", &format!("store.{}", space.name)).await;
     assert_eq!(redis.count(&["LLEN", "jobqueue:low_priority"]).await, 3);
@@ -95,7 +109,8 @@ async fn an_address_that_never_answered_can_be_corrected() {
     space.external("store").await;
     space.queue("orders", &space.on("stroe", "")).await;
     space.await_condition("orders", "Ready", "False/Unreachable").await;
-    let address = format!(r#"{{"spec": {{"redis": {{"external": {{"address": "store.{}:6379"}}}}}}}}"#, space.name);
+    let address =
+        format!(r#"{{"spec": {{"redis": {{"external": {{"address": "store.{}:6379"}}}}}}}}"#, space.name);
     space.patch("orders", &address).await;
     space.await_ready("orders").await;
     space.delete().await;

@@ -33,7 +33,9 @@ async fn a_redis_that_never_ran_takes_the_image_that_the_operator_has_now() {
     // As if that image had been the operator's own when the queue was created.
     space.patch("orders", r#"{"spec": {"redis": null}}"#).await;
     space.await_ready("orders").await;
-    let image = space.get("statefulset", "orders-redis").await["spec"]["template"]["spec"]["containers"][0]["image"].clone();
+    let image =
+        space.get("statefulset", "orders-redis").await["spec"]["template"]["spec"]["containers"][0]["image"]
+            .clone();
     assert_eq!(image, given("REDIS_IMAGE"));
     space.delete().await;
 }
@@ -58,9 +60,10 @@ async fn a_size_in_other_words_is_written_once() {
     let redis = space.managed("orders").await;
     redis.push(LOW, 0..3).await;
     redis.await_completed(0..3).await;
-    let asked = audit.requests().into_iter().filter(|request| {
-        request.namespace == space.name && request.resource == "/persistentvolumeclaims"
-    });
+    let asked = audit
+        .requests()
+        .into_iter()
+        .filter(|request| request.namespace == space.name && request.resource == "/persistentvolumeclaims");
     let (writes, reads): (Vec<_>, Vec<_>) = asked.partition(e2e::kubernetes::Request::is_write);
     assert!(reads.len() >= 3 && writes.is_empty(), "{} reads, {writes:?}", reads.len());
     space.delete().await;

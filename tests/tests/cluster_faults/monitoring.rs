@@ -2,8 +2,8 @@
 use base64::Engine as _;
 use e2e::kubernetes::{Namespace, OPERATOR_NAMESPACE, given, kubectl, patiently, run};
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
-use opentelemetry_proto::tonic::common::v1::any_value::Value as Text;
 use opentelemetry_proto::tonic::common::v1::KeyValue;
+use opentelemetry_proto::tonic::common::v1::any_value::Value as Text;
 use prost::Message as _;
 use serde_json::json;
 
@@ -15,7 +15,9 @@ const POD_MONITORS: &str = "podmonitors.monitoring.coreos.com";
 async fn restart() {
     let deployment = "deployment/jobqueue-operator";
     kubectl(&["-n", OPERATOR_NAMESPACE, "rollout", "restart", deployment]).await.expect("restarted");
-    kubectl(&["-n", OPERATOR_NAMESPACE, "rollout", "status", deployment, "--timeout=120s"]).await.expect("ready");
+    kubectl(&["-n", OPERATOR_NAMESPACE, "rollout", "status", deployment, "--timeout=120s"])
+        .await
+        .expect("ready");
     await_operators(2).await;
 }
 
@@ -71,7 +73,10 @@ async fn the_operators_traces_arrive_at_a_collector() {
             "selector": { "app": "collector" }, "ports": [{ "port": 4317, "targetPort": 3000 }] } },
     ]});
     space.apply(&collector.to_string()).await;
-    space.kubectl(&["wait", "--for=condition=Ready", "--timeout=120s", "pod/collector"]).await.expect("a collector");
+    space
+        .kubectl(&["wait", "--for=condition=Ready", "--timeout=120s", "pod/collector"])
+        .await
+        .expect("a collector");
     let endpoint = format!("tracing.endpoint=http://collector.{}:4317", space.name);
     change(&["--set-string", &endpoint]).await;
     space.queue("orders", "{}").await;
@@ -80,7 +85,8 @@ async fn the_operators_traces_arrive_at_a_collector() {
         let path = format!("/api/v1/namespaces/{}/pods/collector:3000/proxy/traces", space.name);
         let lines = kubectl(&["get", "--raw", &path]).await?;
         let spans = spans(&lines);
-        let found = spans.iter().any(|span| *span == format!("jobqueue-operator: reconcile {}/orders", space.name));
+        let found =
+            spans.iter().any(|span| *span == format!("jobqueue-operator: reconcile {}/orders", space.name));
         if found { Ok(()) } else { Err(format!("{spans:?}")) }
     })
     .await;
@@ -106,7 +112,8 @@ fn spans(lines: &str) -> Vec<String> {
         let service = text(&of.resource.unwrap_or_default().attributes, "service.name");
         let spans = of.scope_spans.into_iter().flat_map(|scope| scope.spans);
         for span in spans.filter(|span| span.parent_span_id.is_empty()) {
-            let (namespace, queue) = (text(&span.attributes, "namespace"), text(&span.attributes, "jobqueue"));
+            let (namespace, queue) =
+                (text(&span.attributes, "namespace"), text(&span.attributes, "jobqueue"));
             found.push(format!("{service}: {} {namespace}/{queue}", span.name));
         }
     }

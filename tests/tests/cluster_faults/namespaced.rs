@@ -1,5 +1,8 @@
 //! An operator that looks after some namespaces only.
+use std::panic::AssertUnwindSafe;
+
 use e2e::kubernetes::{Audit, LOW, Namespace, patiently, run};
+use futures::FutureExt as _;
 
 use crate::{CHART, alone, scale_operators, values};
 
@@ -9,20 +12,23 @@ async fn an_operator_for_one_namespace_serves_it_and_asks_for_nothing_elsewhere(
     let values = values().await;
     // Who looks after all namespaces would do the work of the other one.
     scale_operators(0).await;
-    let served = tokio::spawn(async move { serve(values.path().to_str().expect("text")).await }).await;
+    let served = AssertUnwindSafe(serve(values.path().to_str().expect("text"))).catch_unwind().await;
     // Whatever was found: the tests after this one need an operator.
     scale_operators(2).await;
     let outside = match served {
         Ok(outside) => outside,
-        Err(panicked) => std::panic::resume_unwind(panicked.into_panic()),
+        Err(panicked) => std::panic::resume_unwind(panicked),
     };
     outside.await_ready("ignored").await;
     outside.delete().await;
 }
 
 async fn serve(values: &str) -> Namespace {
-    let (home, inside, outside) =
-        (Namespace::create("home").await, Namespace::create("inside").await, Namespace::create("outside").await);
+    let (home, inside, outside) = (
+        Namespace::create("home").await,
+        Namespace::create("inside").await,
+        Namespace::create("outside").await,
+    );
     outside.queue("ignored", "{}").await;
     inside.queue("served", "{}").await;
     let helm = async |arguments: &[&str]| {
@@ -46,8 +52,10 @@ async fn serve(values: &str) -> Namespace {
         let requests = audit.requests();
         assert!(requests.iter().any(|request| request.namespace == inside.name && request.is_write()));
         let elsewhere = ["", "kube-system", home.name.as_str(), inside.name.as_str()];
-        let astray: Vec<_> =
-            requests.iter().filter(|one| !elsewhere.contains(&one.namespace.as_str()) || one.code == 403).collect();
+        let astray: Vec<_> = requests
+            .iter()
+            .filter(|one| !elsewhere.contains(&one.namespace.as_str()) || one.code == 403)
+            .collect();
         assert!(astray.is_empty(), "{astray:#?}");
     }
     helm(&["uninstall", "single", "--wait", "--timeout=3m"]).await;

@@ -61,7 +61,10 @@ async fn a_thousand_queues_at_rest_cost_little_memory_and_no_write_also_among_ma
         redis.count(&["LLEN", "queue-500:completed"]).await == 3
     })
     .await;
-    space.kubectl(&["delete", "replicaset", "fake", "--cascade=foreground", "--timeout=300s"]).await.expect("deleted");
+    space
+        .kubectl(&["delete", "replicaset", "fake", "--cascade=foreground", "--timeout=300s"])
+        .await
+        .expect("deleted");
     kubectl(&["delete", "node", NODE]).await.expect("deleted");
     space.kubectl(&["delete", "jobqueues", "--all", "--wait=false"]).await.expect("deleted");
     eventually(Duration::from_secs(300), "no queues", async || {

@@ -20,7 +20,10 @@ const ONE: &str = "scaling: {minReplicas: 1, maxReplicas: 1}";
 async fn previous() -> HashMap<String, String> {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../scripts/previous");
     let said = run(script, &[], None).await.unwrap_or_else(|error| panic!("{error}"));
-    said.lines().filter_map(|line| line.split_once('=')).map(|(name, value)| (name.into(), value.into())).collect()
+    said.lines()
+        .filter_map(|line| line.split_once('='))
+        .map(|(name, value)| (name.into(), value.into()))
+        .collect()
 }
 
 /// The workers' Deployments of the test.
@@ -67,7 +70,8 @@ async fn an_upgrade_from_the_version_before_loses_no_job_and_restarts_no_redis()
     }
     patiently("all workers of the version before", async || {
         let workers = workers(&space).await;
-        let ready = workers.iter().filter(|one| one["status"]["readyReplicas"] == 1 && image(one) == old).count();
+        let ready =
+            workers.iter().filter(|one| one["status"]["readyReplicas"] == 1 && image(one) == old).count();
         if ready == QUEUES as usize + 2 { Ok(()) } else { Err(ready) }
     })
     .await;
@@ -80,7 +84,8 @@ async fn an_upgrade_from_the_version_before_loses_no_job_and_restarts_no_redis()
         store.push(&format!("q{number}:low_priority"), 0..JOBS).await;
     }
 
-    let upgrade = ["upgrade", "jobqueue", CHART, "--reset-values", "--values", values, "--wait", "--timeout=5m"];
+    let upgrade =
+        ["upgrade", "jobqueue", CHART, "--reset-values", "--values", values, "--wait", "--timeout=5m"];
     let (_, rolling) = tokio::join!(helm(&upgrade), roll(&space, &new));
     await_operators(2).await;
     println!("at most {rolling} queues were rolled at once");
@@ -107,10 +112,18 @@ async fn an_upgrade_from_the_version_before_loses_no_job_and_restarts_no_redis()
 
 /// Installs the version before in place of this one.
 async fn install_previous(previous: &HashMap<String, String>, values: &str) {
-    let mut arguments =
-        ["upgrade", "jobqueue", &previous["PREVIOUS_CHART"], "--reset-values", "--values", values, "--wait", "--timeout=5m"]
-            .map(str::to_owned)
-            .to_vec();
+    let mut arguments = [
+        "upgrade",
+        "jobqueue",
+        &previous["PREVIOUS_CHART"],
+        "--reset-values",
+        "--values",
+        values,
+        "--wait",
+        "--timeout=5m",
+    ]
+    .map(str::to_owned)
+    .to_vec();
     for (name, value) in [("image", "PREVIOUS_OPERATOR_IMAGE"), ("worker.image", "PREVIOUS_WORKER_IMAGE")] {
         let (repository, tag) = previous[value].rsplit_once(':').expect("an image with a tag");
         arguments.push("--set-string".into());
@@ -129,11 +142,16 @@ async fn roll(space: &Namespace, new: &str) -> usize {
     eventually(Duration::from_secs(600), "all workers to be of the new version", async || {
         pass(Duration::from_millis(300)).await;
         let workers = workers(space).await;
-        let (upgraded, rest): (Vec<&Value>, Vec<&Value>) = workers.iter().partition(|one| *image(one) == *new);
+        let (upgraded, rest): (Vec<&Value>, Vec<&Value>) =
+            workers.iter().partition(|one| *image(one) == *new);
         let rolling = upgraded.iter().filter(|one| is_rolling(one)).count();
         most = most.max(rolling);
         // The pinned one stays.
-        if rest.len() == 1 && rolling == 0 { Ok(()) } else { Err(format!("{} to come, {rolling} on the way", rest.len())) }
+        if rest.len() == 1 && rolling == 0 {
+            Ok(())
+        } else {
+            Err(format!("{} to come, {rolling} on the way", rest.len()))
+        }
     })
     .await;
     most
