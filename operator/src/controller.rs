@@ -3,8 +3,12 @@ mod apply;
 mod build;
 mod cleanup;
 mod config;
+mod fields;
+mod left_behind;
 mod names;
 mod obstacle;
+mod quantity;
+mod redis_pod;
 mod resolve;
 mod rolling;
 mod rotation;
@@ -20,6 +24,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use futures::channel::mpsc::{UnboundedReceiver, unbounded};
 use jiff::Timestamp;
+use jobqueue::config::Config;
 use jobqueue::connect::Reach;
 use k8s_openapi::api::apps::v1::{Deployment, StatefulSet};
 use k8s_openapi::api::core::v1::{ConfigMap, Service, ServiceAccount};
@@ -43,7 +48,7 @@ use crate::pods::{self, Pods};
 use build::{Children, is_managed};
 use names::Names;
 pub use names::{MANAGED_BY, QUEUE_LABEL};
-use resolve::Resolved;
+use resolve::{Resolved, SecretData};
 use status::Outcome;
 
 /// Takes part in a deletion only where there is something to delete: see [`cleanup`].
@@ -316,13 +321,14 @@ impl Context {
         }
         let resolved = Resolved::of(queue, self).await?;
         let children: Children = build::children(queue, &resolved)?;
-        let mut applied = self.apply(queue, &children).await?;
+        let mut applied = self.apply(queue, &children, &resolved).await?;
         let worker = &children.rendered.config.worker;
         let queues = (worker.priorities.iter())
             .map(|name| (name.clone(), worker.queues.get(name).cloned().unwrap_or_default()))
             .collect();
         let current = applied.worker.as_ref().and_then(|live| live["spec"]["replicas"].as_i64()).unwrap_or(0);
-        let target = self.target(queue, &children, &resolved, i32::try_from(current).unwrap_or(0));
+        let (config, secret) = (&children.rendered.config, resolved.redis_secret.as_ref());
+        let target = self.target(queue, config, secret, i32::try_from(current).unwrap_or(0));
         self.observer.watch(&ObjectRef::from_obj(queue), target.clone());
         if let (true, Some(secret)) = (is_managed(queue), &resolved.redis_secret) {
             let due = self.rotate(queue, secret, &target).await?;
@@ -332,12 +338,11 @@ impl Context {
     }
 
     /// Where the observer finds the queue. It reads no files: credentials come from the Secrets themselves.
-    fn target(&self, queue: &JobQueue, children: &Children, resolved: &Resolved, current: i32) -> Target {
+    fn target(&self, queue: &JobQueue, config: &Config, secret: Option<&SecretData>, current: i32) -> Target {
         let names = Names::of(queue);
         let uid = queue.uid().unwrap_or_default();
         let owner = format!("{}/{}/{}/{uid}", self.cluster, names.namespace, names.queue);
-        let mut target = Target::new(&children.rendered.config, queue, owner, current);
-        let secret = resolved.redis_secret.as_ref();
+        let mut target = Target::new(config, queue, owner, current);
         target.settings.reach = Reach::Elsewhere(self.settings.api_servers.clone());
         target.settings.password_file = None;
         target.settings.password = secret.and_then(|secret| secret.text("password"));
@@ -352,13 +357,12 @@ impl Context {
             tls.key = pem("tls.key");
         }
         // Everything that decides where a connection leads and as whom: two that differ in any of it must not share one.
-        let redis = &children.rendered.config.redis;
         let hidden = |key: &str| {
             let bytes = secret.and_then(|secret| secret.bytes(key)).unwrap_or_default();
             build::hash(&json!(String::from_utf8_lossy(bytes)))
         };
         let secrets = ["password", "ca.crt", "tls.crt", "tls.key"].map(hidden);
-        let mut place = serde_json::to_value(redis).unwrap_or_default();
+        let mut place = serde_json::to_value(&config.redis).unwrap_or_default();
         place["password"] = json!(null);
         target.connection = build::hash(&json!([place, secrets]));
         target

@@ -40,6 +40,9 @@ impl Cluster {
                 "cluster-enabled yes".to_owned(),
                 format!("cluster-port {bus_port}"),
                 "cluster-node-timeout 5000".to_owned(),
+                // A master that hands over its last slot would otherwise become a replica, as soon as it hears of it: then
+                // it refuses to be told that it has done so.
+                "cluster-allow-replica-migration no".to_owned(),
             ];
             nodes.push(RedisServer::start(Options { config, ..Options::default() }).await);
         }

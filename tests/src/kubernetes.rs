@@ -335,7 +335,12 @@ impl Redis<'_> {
 
     /// The ids of the completed jobs, sorted.
     pub async fn completed(&self) -> Result<Vec<String>, String> {
-        let lines = self.ask(&["LRANGE", COMPLETED, "0", "-1"]).await?;
+        self.completed_in(COMPLETED).await
+    }
+
+    /// The ids of the jobs in a list of completed ones, sorted.
+    pub async fn completed_in(&self, list: &str) -> Result<Vec<String>, String> {
+        let lines = self.ask(&["LRANGE", list, "0", "-1"]).await?;
         let ids = lines.lines().filter_map(|line| {
             let job: Value = serde_json::from_str(line).ok()?;
             job["id"].as_str().map(str::to_owned)
@@ -371,10 +376,15 @@ impl Redis<'_> {
 
     /// Waits until these jobs are completed: each of them, once, and nothing else.
     pub async fn await_completed(&self, ids: Range<u32>) {
+        self.await_completed_in(COMPLETED, ids).await;
+    }
+
+    /// The same, in another list of completed jobs.
+    pub async fn await_completed_in(&self, list: &str, ids: Range<u32>) {
         let mut wanted: Vec<String> = ids.map(id).collect();
         wanted.sort();
         patiently("completed jobs", async || {
-            let completed = self.completed().await?;
+            let completed = self.completed_in(list).await?;
             if completed.len() >= wanted.len() {
                 Ok(())
             } else {
@@ -382,7 +392,7 @@ impl Redis<'_> {
             }
         })
         .await;
-        assert_eq!(self.completed().await.expect("completed jobs"), wanted, "each job once");
+        assert_eq!(self.completed_in(list).await.expect("completed jobs"), wanted, "each job once");
     }
 }
 
@@ -431,10 +441,11 @@ pub async fn process_of(namespace: &str, pod: &str, container: &str) -> rustix::
     rustix::process::Pid::from_raw(found.expect("the process of the container")).expect("a process id")
 }
 
-/// The requests of the operator since a moment.
+/// The requests of an operator since a moment.
 pub struct Audit {
     path: std::path::PathBuf,
     since: String,
+    namespace: String,
 }
 
 /// A request of the operator.
@@ -448,6 +459,8 @@ pub struct Request {
     pub namespace: String,
     /// Whose; empty: of all.
     pub name: String,
+    /// What came of it: the status of HTTP.
+    pub code: i64,
 }
 
 impl Request {
@@ -465,13 +478,20 @@ impl Audit {
 
     /// Everything since the cluster was started.
     pub async fn all() -> Option<Self> {
-        Some(Self { path: test_cluster(&["audit"]).await?.into(), since: String::new() })
+        let path = test_cluster(&["audit"]).await?.into();
+        Some(Self { path, since: String::new(), namespace: OPERATOR_NAMESPACE.into() })
+    }
+
+    /// Those of the operator in another namespace.
+    #[must_use]
+    pub fn of(self, namespace: &str) -> Self {
+        Self { namespace: namespace.into(), ..self }
     }
 
     /// What the operator asked for.
     pub fn requests(&self) -> Vec<Request> {
         use std::io::{BufRead, BufReader};
-        let user = format!("system:serviceaccount:{OPERATOR_NAMESPACE}:");
+        let user = format!("system:serviceaccount:{}:", self.namespace);
         // A full log is renamed and a new one begun.
         let logs = std::fs::read_dir(self.path.parent().expect("a directory")).expect("the logs");
         let logs = logs.filter_map(|entry| Some(entry.ok()?.path()));
@@ -504,7 +524,8 @@ fn request(entry: &Value, user: &str) -> Option<Request> {
         resource = format!("{resource}/{below}");
     }
     let verb = entry["verb"].as_str()?.to_owned();
-    Some(Request { verb, resource, namespace: part("namespace"), name: part("name") })
+    let code = entry["responseStatus"]["code"].as_i64().unwrap_or(0);
+    Some(Request { verb, resource, namespace: part("namespace"), name: part("name"), code })
 }
 
 /// The id of a job.

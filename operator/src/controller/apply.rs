@@ -3,15 +3,18 @@ use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams};
+use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, Preconditions};
 use kube::core::{ApiResource, GroupVersionKind};
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 
-use super::build::{Child, Children, DEPLOYMENT, Kind, POD, SETTINGS, STATEFUL_SET};
+use super::build::{Child, Children, DEPLOYMENT, Kind, POD, STATEFUL_SET};
 use super::names::{HASH, MANAGED_BY, Names};
 use super::obstacle::obstacle;
+use super::quantity;
+use super::redis_pod;
+use super::resolve::Resolved;
 use super::rolling::{self, is_rolled_out, is_upgrade};
 use super::{Context, Error};
 use crate::api::v1alpha1::JobQueue;
@@ -62,7 +65,12 @@ pub struct Applied {
 
 impl Context {
     /// Makes the cluster have these children, in an order in which each finds what it needs.
-    pub async fn apply(&self, queue: &JobQueue, children: &Children) -> Result<Applied, Error> {
+    pub async fn apply(
+        &self,
+        queue: &JobQueue,
+        children: &Children,
+        resolved: &Resolved,
+    ) -> Result<Applied, Error> {
         // Destructured whole, so that a new child cannot be forgotten here.
         let Children {
             service_account,
@@ -79,7 +87,12 @@ impl Context {
             pod_monitor,
             rendered: _,
         } = children;
-        for child in [service_account, config, redis_config, redis_service, network_policy] {
+        let configs = self.dynamic(config.kind, queue);
+        let live = configs.get_opt(&config.name).await?;
+        self.leave_no_jobs(queue, children, resolved, live.as_ref()).await?;
+        self.apply_child(queue, service_account).await?;
+        self.reconcile_child(queue, &configs, config, live).await?;
+        for child in [redis_config, redis_service, network_policy] {
             self.apply_child(queue, child).await?;
         }
         let redis = self.apply_redis(queue, redis).await?;
@@ -92,7 +105,11 @@ impl Context {
             self.apply_child(queue, child).await?;
         }
         if self.pod_monitors {
-            self.apply_child(queue, pod_monitor).await?;
+            match self.apply_child(queue, pod_monitor).await {
+                // The kind was there when this process started, and has been removed since.
+                Err(Error::Kube(kube::Error::Api(status))) if status.is_not_found() => {}
+                answer => drop(answer?),
+            }
         }
         let starting = worker.as_ref().is_some_and(is_starting);
         let obstacle = if starting { self.obstacle(queue).await? } else { None };
@@ -233,32 +250,35 @@ impl Context {
         let api = self.dynamic(&STATEFUL_SET, queue);
         let live = api.get_opt(&child.name).await?;
         let mut child = child.clone();
+        if child.object.is_none() {
+            return self.reconcile_child(queue, &api, &child, live).await;
+        }
+        let pods = self.dynamic(&POD, queue);
+        let pod = pods.get_opt(&format!("{}-0", child.name)).await?;
+        let pod = pod.and_then(|pod| serde_json::to_value(pod).ok());
         let chosen = queue.spec.redis.as_ref().and_then(|redis| redis.managed.as_ref()?.image.as_ref());
-        if let (Some(live), Some(object), None) = (&live, child.object.as_mut(), chosen) {
+        // A Redis that never answered has no jobs to be careful with: its image may have been a bad one.
+        let answered = queue.status.as_ref().is_some_and(|status| !status.queues.is_empty());
+        let kept = answered || pod.as_ref().is_none_or(|pod| !redis_pod::is_stuck(pod));
+        if let (Some(live), Some(object), None, true) = (&live, child.object.as_mut(), chosen, kept) {
             let image = &live.data["spec"]["template"]["spec"]["containers"][0]["image"];
             if image.is_string() {
                 object["spec"]["template"]["spec"]["containers"][0]["image"] = image.clone();
             }
         }
         let applied = self.reconcile_child(queue, &api, &child, live).await?;
-        if let Some(applied) = &applied {
-            self.replace_redis_pod(queue, &child.name, applied).await?;
+        let why = applied.as_ref().zip(pod.as_ref()).and_then(|(set, pod)| redis_pod::outdated(set, pod));
+        if let (Some(why), Some(pod)) = (why, pod) {
+            let name = pod["metadata"]["name"].as_str().unwrap_or_default();
+            let uid = pod["metadata"]["uid"].as_str().map(str::to_owned);
+            tracing::info!(name, reason = why, "Replacing the pod of Redis");
+            let exactly = Preconditions { uid, resource_version: None };
+            match pods.delete(name, &DeleteParams::default().preconditions(exactly)).await {
+                Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => {}
+                answer => drop(answer?),
+            }
         }
         Ok(applied)
-    }
-
-    /// Deletes the pod of Redis when the user has changed what it should be.
-    async fn replace_redis_pod(&self, queue: &JobQueue, name: &str, set: &Value) -> Result<(), Error> {
-        let wanted = &set["spec"]["template"]["metadata"]["annotations"][SETTINGS];
-        let api = self.dynamic(&POD, queue);
-        let name = format!("{name}-0");
-        let Some(pod) = api.get_metadata_opt(&name).await? else { return Ok(()) };
-        let has = pod.annotations().get(SETTINGS).map(String::as_str);
-        if has != wanted.as_str() && pod.metadata.deletion_timestamp.is_none() {
-            tracing::info!(name, "Replacing the pod of Redis: its settings have changed");
-            api.delete(&name, &DeleteParams::default()).await?;
-        }
-        Ok(())
     }
 
     /// Makes an object that stays when its queue goes: an earlier one of the same queue is used again.
@@ -343,9 +363,13 @@ fn scaler_owns_replicas(live: &DynamicObject) -> bool {
 /// Whether the live object says everything that is desired; what else it says is not ours.
 pub fn is_satisfied(desired: &Value, live: &Value) -> bool {
     match (desired, live) {
-        (Value::Object(desired), Value::Object(live)) => desired
-            .iter()
-            .all(|(name, value)| live.get(name).map_or(is_nothing(value), |live| is_satisfied(value, live))),
+        (Value::Object(desired), Value::Object(live)) => {
+            desired.iter().all(|(name, value)| match (name.as_str(), live.get(name)) {
+                (_, None) => is_nothing(value),
+                ("requests" | "limits", Some(live)) => quantity::are_satisfied(value, live),
+                (_, Some(live)) => is_satisfied(value, live),
+            })
+        }
         (Value::Array(desired), Value::Array(live)) => {
             let by_name = |entry: &Value| entry.get("name").cloned();
             desired.len() == live.len()
@@ -392,6 +416,16 @@ mod tests {
         ] {
             assert!(!is_satisfied(&desired, &live), "{live}");
         }
+    }
+
+    #[test]
+    fn amounts_are_compared_by_what_they_are() {
+        let claim = |size: &str| json!({ "spec": { "resources": { "requests": { "storage": size } } } });
+        assert!(is_satisfied(&claim("1024Mi"), &claim("1Gi")));
+        assert!(!is_satisfied(&claim("1G"), &claim("1Gi")));
+        // What is no amount is text.
+        let value = |text: &str| json!({ "env": [{ "name": "SIZE", "value": text }] });
+        assert!(!is_satisfied(&value("1024Mi"), &value("1Gi")));
     }
 
     #[test]

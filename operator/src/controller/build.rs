@@ -2,6 +2,8 @@
 //!
 //! Objects are JSON, because users' partial pod templates are merged into them and because a field that Kubernetes does
 //! not know is refused by it when it is applied (strict field validation).
+mod api;
+mod part;
 mod policies;
 mod producer;
 mod redis;
@@ -15,6 +17,7 @@ pub use redis::{SETTINGS, generated_secret, users_acl, volume_claim};
 
 use super::Error;
 use super::config::{Rendered, render};
+use super::fields;
 use super::names::{HASH, Names};
 use super::resolve::Resolved;
 use crate::api::v1alpha1::{JobQueue, Protocol};
@@ -130,7 +133,7 @@ pub fn children(queue: &JobQueue, resolved: &Resolved) -> Result<Children, Error
         return Err(Error::stalled("UnsupportedProtocol", message));
     }
     let rendered =
-        render(queue, resolved).map_err(|problems| Error::stalled("InvalidSpec", problems.to_string()))?;
+        render(queue, resolved).map_err(|problems| Error::stalled("InvalidSpec", fields::told(&problems)))?;
     let plan = Plan { queue, resolved, names: Names::of(queue), rendered: &rendered };
     Ok(Children {
         service_account: policies::service_account(&plan),
@@ -140,8 +143,8 @@ pub fn children(queue: &JobQueue, resolved: &Resolved) -> Result<Children, Error
         redis: redis::stateful_set(&plan),
         worker: worker::deployment(&plan)?,
         producer: producer::deployment(&plan)?,
-        api: producer::api(&plan)?,
-        api_service: producer::api_service(&plan),
+        api: api::deployment(&plan)?,
+        api_service: api::service(&plan),
         disruption_budget: policies::disruption_budget(&plan),
         network_policy: policies::network_policy(&plan),
         pod_monitor: policies::pod_monitor(&plan),

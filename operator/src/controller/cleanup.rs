@@ -2,7 +2,9 @@
 //! `Delete` needs us, and so a finalizer: workers first, then the keys, then Redis, its volume and its password.
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, Preconditions};
+use kube::core::PartialObjectMeta;
 use kube::runtime::controller::Action;
 use kube::runtime::events::EventType;
 use kube::runtime::reflector::ObjectRef;
@@ -18,6 +20,33 @@ use crate::observer::claimed_keys;
 
 /// After this long a deletion goes on without Redis: an object that cannot be deleted is worse than keys that stay.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// A pod that is still there this long after its time to stop has passed is stuck: its node is gone, or somebody else's
+/// finalizer holds it. What it may still do to keys that are deleted is nothing: its lanes have no record any more.
+const STUCK: Duration = Duration::from_secs(30);
+
+/// The pods that a deletion waits for.
+#[derive(Debug, PartialEq, Eq)]
+enum Pods {
+    /// Some are on their way.
+    Stopping,
+    /// None but these, which are not waited for any longer.
+    Stuck(Vec<String>),
+}
+
+impl Pods {
+    /// By the names of the pods and the second by which each was to have stopped.
+    fn of(pods: impl IntoIterator<Item = (String, Option<i64>)>, now: i64) -> Self {
+        let patience = i64::try_from(STUCK.as_secs()).unwrap_or(i64::MAX);
+        let mut stuck = vec![];
+        for (name, stops_by) in pods {
+            match stops_by {
+                Some(second) if now - second >= patience => stuck.push(name),
+                _ => return Self::Stopping,
+            }
+        }
+        Self::Stuck(stuck)
+    }
+}
 
 impl Context {
     /// Has the finalizer there when, and only when, a deletion would need us.
@@ -57,13 +86,16 @@ impl Context {
         for part in ["producer", "api", "worker"] {
             self.remove(queue, &DEPLOYMENT, &names.part(part)).await?;
         }
-        if self.has_pods(&names, "app.kubernetes.io/component in (worker,producer,api)").await? {
-            return Ok(Action::requeue(Duration::from_secs(1)));
-        }
+        let mut stuck =
+            match self.pods(&names, "app.kubernetes.io/component in (worker,producer,api)").await? {
+                Pods::Stopping => return Ok(Action::requeue(Duration::from_secs(1))),
+                Pods::Stuck(stuck) => stuck,
+            };
         if is_managed(queue) {
             self.remove(queue, &STATEFUL_SET, &names.part("redis")).await?;
-            if self.has_pods(&names, "app.kubernetes.io/component=redis").await? {
-                return Ok(Action::requeue(Duration::from_secs(1)));
+            match self.pods(&names, "app.kubernetes.io/component=redis").await? {
+                Pods::Stopping => return Ok(Action::requeue(Duration::from_secs(1))),
+                Pods::Stuck(more) => stuck.extend(more),
             }
             self.remove(queue, &VOLUME_CLAIM, &names.part("redis")).await?;
             self.remove(queue, &SECRET, &names.part("redis")).await?;
@@ -81,6 +113,10 @@ impl Context {
             }
             let note = format!("Deleted without its keys in Redis, which could not be reached: {message}");
             self.publish(queue, EventType::Warning, "KeysLeft", "Delete", note).await;
+        }
+        if !stuck.is_empty() {
+            let note = format!("Deleted while pods that do not stop are still there: {}", stuck.join(", "));
+            self.publish(queue, EventType::Warning, "PodsLeft", "Delete", note).await;
         }
         let others: Vec<&String> = queue.finalizers().iter().filter(|name| *name != FINALIZER).collect();
         self.write_finalizers(queue, &others).await?;
@@ -104,12 +140,15 @@ impl Context {
         }
     }
 
-    async fn has_pods(&self, names: &Names, selector: &str) -> Result<bool, Error> {
-        let api: Api<kube::core::PartialObjectMeta<k8s_openapi::api::core::v1::Pod>> =
-            Api::namespaced(self.client.clone(), &names.namespace);
-        let params =
-            ListParams::default().labels(&format!("{QUEUE_LABEL}={},{selector}", names.queue)).limit(1);
-        Ok(!api.list_metadata(&params).await?.items.is_empty())
+    async fn pods(&self, names: &Names, selector: &str) -> Result<Pods, Error> {
+        let api: Api<PartialObjectMeta<Pod>> = Api::namespaced(self.client.clone(), &names.namespace);
+        let params = ListParams::default().labels(&format!("{QUEUE_LABEL}={},{selector}", names.queue));
+        let found = api.list_metadata(&params).await?.items;
+        let found = found.into_iter().map(|pod| {
+            let stops_by = pod.metadata.deletion_timestamp.as_ref().map(|time| time.0.as_second());
+            (pod.name_any(), stops_by)
+        });
+        Ok(Pods::of(found, jiff::Timestamp::now().as_second()))
     }
 
     /// Deletes our keys in an external Redis, page by page. Sidekiq's own stay: they are the application's.
@@ -117,7 +156,8 @@ impl Context {
         let text = |error: &dyn std::fmt::Display| error.to_string();
         let resolved = Resolved::of(queue, self).await.map_err(|error| text(&error))?;
         let children = build::children(queue, &resolved).map_err(|error| text(&error))?;
-        let target = self.target(queue, &children, &resolved, 0);
+        let (config, secret) = (&children.rendered.config, resolved.redis_secret.as_ref());
+        let target = self.target(queue, config, secret, 0);
         let connector = jobqueue::connect::Connector::new(target.settings.clone());
         for shard in &target.shards {
             let mut session = jobqueue::store::Session::new(&connector, shard, Duration::from_secs(1));
@@ -132,5 +172,21 @@ impl Context {
             session.delete_all().await.map_err(|error| text(&error))?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_that_does_not_stop_is_waited_for_only_so_long() {
+        let (running, stopping, stuck) =
+            (("a".to_owned(), None), ("b".to_owned(), Some(90)), ("c".to_owned(), Some(70)));
+        assert_eq!(Pods::of([], 100), Pods::Stuck(vec![]));
+        assert_eq!(Pods::of([stuck.clone()], 100), Pods::Stuck(vec!["c".into()]));
+        for waited_for in [running, stopping] {
+            assert_eq!(Pods::of([stuck.clone(), waited_for], 100), Pods::Stopping);
+        }
     }
 }

@@ -14,7 +14,7 @@ use crate::api::conditions::{
 use crate::api::v1alpha1::{
     JobQueue, JobQueueStatus, QueueStatus, ScalingMode, ScalingStatus, WorkersStatus,
 };
-use crate::observer::Observation;
+use crate::observer::{Observation, Trouble};
 
 /// What a reconcile came to.
 pub enum Outcome<'a> {
@@ -127,6 +127,9 @@ fn findings(
         findings.push(Finding::yes(STALLED, "KeyConflict", message));
     } else if redis.holds != Some(true) {
         findings.push(Finding { kind: READY, ..redis.clone() });
+        if TERMINAL.contains(&redis.reason.as_str()) {
+            findings.push(Finding { kind: STALLED, holds: Some(true), ..redis.clone() });
+        }
     } else if desired > 0 && ready == 0 && !starting {
         findings.push(Finding { kind: READY, ..workers.clone() });
     } else if queue.spec.paused {
@@ -194,10 +197,25 @@ fn redis(queue: &JobQueue, seen: Option<&Observation>, was_reachable: bool) -> F
                 }
             };
             let message = trouble.message.replace("check redis.username and redis.password", place);
-            Finding::no(REDIS_REACHABLE, "Unreachable", message)
+            Finding::no(REDIS_REACHABLE, reason(trouble), message)
         }
         None if starting => Finding::no(REDIS_REACHABLE, "RedisStarting", "The managed Redis starts"),
         None => Finding::unknown(REDIS_REACHABLE, "Connecting", "Redis has not been asked yet"),
+    }
+}
+
+/// Reasons for which waiting will not help.
+const TERMINAL: [&str; 2] = [AUTH_FAILED, UNUSABLE];
+const AUTH_FAILED: &str = "RedisAuthFailed";
+const UNUSABLE: &str = "RedisUnusable";
+
+/// What is wrong with Redis, in one word.
+fn reason(trouble: &Trouble) -> &'static str {
+    let says = |words: &str| trouble.message.contains(words);
+    match trouble.permanent {
+        false => "Unreachable",
+        true if says("refused the credentials") || says("denies access") => AUTH_FAILED,
+        true => UNUSABLE,
     }
 }
 
@@ -287,4 +305,50 @@ fn failed(earlier: &JobQueueStatus, error: &Error) -> Vec<Finding> {
         }
     }
     findings
+}
+
+#[cfg(test)]
+mod tests {
+    use jobqueue::connect::ConnectError;
+    use jobqueue::store::StoreError;
+
+    use super::*;
+
+    fn conditions(error: &StoreError) -> Vec<(String, String, String)> {
+        let external = serde_json::json!({ "redis": { "external": { "address": "store:6379" } } });
+        let queue = JobQueue::new("orders", serde_json::from_value(external).unwrap());
+        let seen = Observation { trouble: Some(Trouble::from(error)), ..Observation::default() };
+        let outcome = Outcome::Applied { applied: &Applied::default(), queues: vec![] };
+        let status = status(&queue, &outcome, Some(&seen), Timestamp::UNIX_EPOCH);
+        status.conditions.into_iter().map(|one| (one.type_, one.status, one.reason)).collect()
+    }
+
+    fn told(error: &StoreError, kind: &str) -> Option<String> {
+        let found = conditions(error).into_iter().find(|(of, _, _)| of == kind)?;
+        Some(format!("{}/{}", found.1, found.2))
+    }
+
+    #[test]
+    fn credentials_that_are_refused_stall_a_queue() {
+        let address = "store:6379".to_owned();
+        let denied = StoreError::Denied { what: "key jobqueue:lanes".into() };
+        for error in [StoreError::Connect(ConnectError::Credentials { address }), denied] {
+            assert_eq!(told(&error, READY).as_deref(), Some("False/RedisAuthFailed"));
+            assert_eq!(told(&error, STALLED).as_deref(), Some("True/RedisAuthFailed"));
+        }
+    }
+
+    #[test]
+    fn what_is_no_redis_or_one_that_is_too_old_stalls_a_queue() {
+        let too_old = ConnectError::TooOld { address: "store:6379".into(), version: "5.0".into() };
+        let error = StoreError::Connect(too_old);
+        assert_eq!(told(&error, STALLED).as_deref(), Some("True/RedisUnusable"));
+    }
+
+    #[test]
+    fn a_redis_that_is_away_stalls_nothing() {
+        let error = StoreError::Lost("closed".into());
+        assert_eq!(told(&error, READY).as_deref(), Some("False/Unreachable"));
+        assert_eq!(told(&error, STALLED), None);
+    }
 }

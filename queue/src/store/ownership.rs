@@ -1,6 +1,11 @@
 //! Whose a queue is: two that served the same lists by different rules would ruin each other's jobs.
-use super::{Call, OWN, Session, StoreError, text};
+use redis::Cmd;
+
+use super::{Call, OWN, Session, StoreError, list, number, text};
 use crate::keys::escape_glob;
+
+/// How often the lanes may change while their jobs are counted.
+const COUNTS: usize = 5;
 
 impl Session {
     /// Claims the queue under `key` for `owner`, or says who has it. `gone` is an earlier answer whose owner was found
@@ -22,6 +27,48 @@ impl Session {
             Err(StoreError::Unexpected(reason)) if reason.contains("does not exist") => Ok(()),
             answer => answer.map(|_| ()),
         }
+    }
+
+    /// How many jobs the queues of `keys` hold, wherever they are: waiting, suspected, delayed or in a lane's lists; with
+    /// the dead letters of all queues if `dead` says so. All of one instant: a job on its way is counted where it is.
+    pub async fn jobs_left(&mut self, dead: bool) -> Result<u64, StoreError> {
+        let keys = self.keys.clone();
+        let mut fixed: Vec<Cmd> = Vec::new();
+        for queue in &keys.queues {
+            fixed.extend([command("LLEN", &queue.queue), command("LLEN", &queue.suspects)]);
+            fixed.push(command("ZCARD", &queue.delayed));
+        }
+        if dead {
+            fixed.push(command("LLEN", &keys.dead_letters()));
+        }
+        for _ in 0..COUNTS {
+            let mut lanes = self.lanes(0, usize::MAX >> 1).await?;
+            lanes.extend(self.reaping(usize::MAX >> 1).await?);
+            let lists = lanes.iter().flat_map(|lane| keys.lists(lane));
+            let lists = lists.flat_map(|lists| [lists.held, lists.parked, lists.parked_suspects]);
+            let counts: Vec<Cmd> =
+                fixed.iter().cloned().chain(lists.map(|list| command("LLEN", &list))).collect();
+            let counted = counts.len();
+            let who = [keys.lanes(), keys.reaping()].map(|registry| {
+                let mut all = command("ZRANGE", &registry);
+                all.arg(0).arg(-1);
+                all
+            });
+            let transaction = [vec![word("MULTI")], counts, who.to_vec(), vec![word("EXEC")]].concat();
+            let answers = self.query_all(transaction).await?;
+            let answers = list(answers.into_iter().next_back().unwrap_or(redis::Value::Nil))?;
+            let (counts, who) = answers.split_at(counted.min(answers.len()));
+            let mut known = true;
+            for registry in who {
+                let now = list(registry.clone())?.into_iter().map(text);
+                known &= now.into_iter().all(|lane| lanes.contains(&lane));
+            }
+            if known {
+                return Ok(counts.iter().filter_map(number).sum());
+            }
+            // A lane that was registered meanwhile may hold what waited before.
+        }
+        Err(StoreError::Later("lanes come and go while their jobs are counted".into()))
     }
 
     /// Deletes every key of this shard, its jobs included: for a queue that is deleted with all it holds. Nobody may work
@@ -76,6 +123,18 @@ impl Session {
         }
         Ok(())
     }
+}
+
+fn word(name: &str) -> Cmd {
+    let mut command = Cmd::new();
+    command.arg(name);
+    command
+}
+
+fn command(name: &str, key: &str) -> Cmd {
+    let mut command = word(name);
+    command.arg(key);
+    command
 }
 
 /// The key of the claim of a queue: beside it, whatever else the two owners call their keys.

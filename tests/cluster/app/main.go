@@ -8,10 +8,14 @@
 //
 // POST /jobs/execute runs a job, GET /health says that the app is there. It listens on $PORT (3000) of every
 // address. SIGTERM: no new connections, what runs is finished, exit 0.
+//
+// It is a collector of traces as well: it takes OTLP over gRPC, and GET /traces has one line a request, the protobuf
+// message in base64.
 package main
 
 import (
 	"context"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"io"
@@ -20,6 +24,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
+	"sync"
 	"syscall"
 	"time"
 )
@@ -94,6 +99,43 @@ func health(w http.ResponseWriter, _ *http.Request) {
 	log.Print("health status=200")
 }
 
+// What was exported, up to a size that no test reaches.
+var traces struct {
+	sync.Mutex
+	lines []byte
+}
+
+const (
+	mostTraces = 64 << 20
+	// A message of gRPC begins with a byte that says whether it is compressed and four with its length.
+	frame = 5
+)
+
+func export(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(r.Body)
+	if err != nil || len(body) < frame || body[0] != 0 {
+		log.Printf("export bytes=%d error=%v", len(body), err)
+		http.Error(w, "want one message that is not compressed", http.StatusBadRequest)
+		return
+	}
+	traces.Lock()
+	if len(traces.lines) < mostTraces {
+		traces.lines = append(base64.StdEncoding.AppendEncode(traces.lines, body[frame:]), '\n')
+	}
+	traces.Unlock()
+	log.Printf("export bytes=%d", len(body))
+	w.Header().Set("Content-Type", "application/grpc")
+	w.Header().Set("Trailer", "Grpc-Status")
+	_, _ = w.Write(make([]byte, frame))
+	w.Header().Set("Grpc-Status", "0")
+}
+
+func exported(w http.ResponseWriter, _ *http.Request) {
+	traces.Lock()
+	defer traces.Unlock()
+	_, _ = w.Write(traces.lines)
+}
+
 func main() {
 	log.SetFlags(log.LstdFlags | log.Lmicroseconds)
 	port := os.Getenv("PORT")
@@ -103,7 +145,13 @@ func main() {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /jobs/execute", execute)
 	mux.HandleFunc("GET /health", health)
-	server := &http.Server{Addr: ":" + port, Handler: mux, ReadHeaderTimeout: 10 * time.Second}
+	mux.HandleFunc("POST /opentelemetry.proto.collector.trace.v1.TraceService/Export", export)
+	mux.HandleFunc("GET /traces", exported)
+	// gRPC is HTTP/2, here without encryption.
+	protocols := new(http.Protocols)
+	protocols.SetHTTP1(true)
+	protocols.SetUnencryptedHTTP2(true)
+	server := &http.Server{Addr: ":" + port, Handler: mux, Protocols: protocols, ReadHeaderTimeout: 10 * time.Second}
 
 	stop, cancel := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer cancel()

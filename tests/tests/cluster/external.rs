@@ -87,11 +87,29 @@ async fn a_wrong_password_is_told_and_a_right_one_is_taken_up() {
         .expect("created");
     let external = format!("{{address: \"store.{}:6379\", secretRef: {{name: login}}}}", space.name);
     space.queue("orders", &format!("{{redis: {{external: {external}}}}}")).await;
-    let ready = space.await_condition("orders", "Ready", "False/Unreachable").await;
-    assert!(ready.contains("refused the credentials"), "{ready}");
+    space.await_condition("orders", "Ready", "False/RedisAuthFailed").await;
+    let stalled = space.await_condition("orders", "Stalled", "True/RedisAuthFailed").await;
+    let place =
+        "refused the credentials: check username and password in the Secret of spec.redis.external.secretRef";
+    assert!(stalled.contains(place), "{stalled}");
     let right = r#"{"stringData": {"password": "sesame"}}"#;
     space.kubectl(&["patch", "secret", "login", "--type=merge", "-p", right]).await.expect("changed");
     space.await_ready("orders").await;
+    assert_eq!(space.condition("orders", "Stalled").await, "-/-: -");
+    space.delete().await;
+}
+
+#[tokio::test]
+async fn a_user_who_may_not_use_the_keys_is_told_which() {
+    let space = Namespace::create("denied").await;
+    let server = ["--protected-mode", "no", "--user", "orders", "on", ">sesame", "~other:*", "&*", "+@all"];
+    space.external_with("store", &server, vec![], None).await;
+    let login = ["--from-literal=username=orders", "--from-literal=password=sesame"];
+    space.kubectl(&[&["create", "secret", "generic", "login"], &login[..]].concat()).await.expect("created");
+    let external = format!("{{address: \"store.{}:6379\", secretRef: {{name: login}}}}", space.name);
+    space.queue("orders", &format!("{{redis: {{external: {external}}}}}")).await;
+    let stalled = space.await_condition("orders", "Stalled", "True/RedisAuthFailed").await;
+    assert!(stalled.contains("denies access to key jobqueue:"), "{stalled}");
     space.delete().await;
 }
 

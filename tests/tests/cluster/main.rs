@@ -4,6 +4,8 @@ mod drain;
 mod drift;
 mod external;
 mod handlers;
+mod left_behind;
+mod managed;
 mod newcomer;
 mod rescue;
 mod rest;

@@ -1,14 +1,7 @@
 //! The chart is upgraded, uninstalled, installed again.
-use e2e::kubernetes::{LOW, Namespace, OPERATOR_NAMESPACE, kubectl, patiently, run};
+use e2e::kubernetes::{LOW, Namespace, kubectl, patiently};
 
-use crate::{alone, await_operators};
-
-const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../charts/jobqueue-operator");
-
-async fn helm(arguments: &[&str]) -> String {
-    let all = [&["--namespace", OPERATOR_NAMESPACE], arguments].concat();
-    run("helm", &all, None).await.unwrap_or_else(|error| panic!("helm {arguments:?}: {error}"))
-}
+use crate::{CHART, alone, await_operators, change, helm, values};
 
 #[tokio::test]
 async fn an_upgrade_with_jobs_in_flight_loses_none_and_leaves_redis_alone() {
@@ -21,22 +14,18 @@ async fn an_upgrade_with_jobs_in_flight_loses_none_and_leaves_redis_alone() {
     let before = uid().await;
     redis.push(LOW, 0..96).await;
     let annotation = format!("podAnnotations.upgraded=v{}", fastrand::u32(..));
-    helm(&[
-        "upgrade",
-        "jobqueue",
-        CHART,
-        "--reuse-values",
-        "--set-string",
-        &annotation,
-        "--wait",
-        "--timeout=3m",
-    ])
-    .await;
-    await_operators(2).await;
+    change(&["--set-string", &annotation]).await;
     redis.await_completed(0..96).await;
     assert_eq!(uid().await, before);
     space.await_ready("upgraded").await;
     space.delete().await;
+}
+
+#[tokio::test]
+async fn the_chart_passes_its_own_test() {
+    let _turn = alone().await;
+    let said = helm(&["test", "jobqueue", "--timeout=2m"]).await;
+    assert!(said.contains("Phase:          Succeeded"), "{said}");
 }
 
 #[tokio::test]
@@ -50,8 +39,7 @@ async fn an_uninstall_keeps_the_queues_and_hangs_nothing() {
     for (space, queue) in [(&space, "kept"), (&space, "deleting"), (&doomed, "doomed")] {
         space.await_ready(queue).await;
     }
-    let values = tempfile::NamedTempFile::new().expect("a file");
-    std::fs::write(values.path(), helm(&["get", "values", "jobqueue", "-o", "yaml"]).await).expect("written");
+    let values = values().await;
     let install = [
         "install",
         "jobqueue",

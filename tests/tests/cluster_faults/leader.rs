@@ -5,7 +5,7 @@ use e2e::kubernetes::{LOW, Namespace, OPERATOR_NAMESPACE, kubectl, patiently, pr
 use e2e::wait::eventually;
 use rustix::process::{Signal, kill_process};
 
-use crate::{alone, await_operators, leader};
+use crate::{alone, await_operators, leader, scale_operators};
 
 /// What the project promises.
 const FAILOVER: Duration = Duration::from_secs(15);
@@ -89,19 +89,7 @@ async fn workers_go_on_without_an_operator() {
     space.queue("alone", &format!("{{scaling: {{minReplicas: 2}}, worker: {worker}, retry: {retry}}}")).await;
     space.await_condition("alone", "WorkersAvailable", "True/Available").await;
     let redis = space.managed("alone").await;
-    let scale = async |to: &str| {
-        let replicas = format!("--replicas={to}");
-        kubectl(&["-n", OPERATOR_NAMESPACE, "scale", "deployment/jobqueue-operator", &replicas])
-            .await
-            .expect("scaled");
-    };
-    scale("0").await;
-    patiently("no operator", async || {
-        kubectl(&["-n", OPERATOR_NAMESPACE, "get", "pods", "-o", "name"])
-            .await
-            .is_ok_and(|pods| pods.trim().is_empty())
-    })
-    .await;
+    scale_operators(0).await;
     // Jobs 10 to 19 fail, are tried again and become dead letters; a worker that dies is reaped by its fellow.
     redis.push(LOW, 0..40).await;
     let pods = space.list("pods", "app.kubernetes.io/component=worker").await;
@@ -115,8 +103,7 @@ async fn workers_go_on_without_an_operator() {
         if ended == (30, 10) { Ok(()) } else { Err(ended) }
     })
     .await;
-    scale("2").await;
-    await_operators(2).await;
+    scale_operators(2).await;
     space.queue("after", "{}").await;
     space.await_ready("after").await;
     space.delete().await;

@@ -3,15 +3,21 @@
 mod apiserver;
 mod installation;
 mod leader;
+mod monitoring;
+mod namespaced;
 mod node;
 mod rights;
 mod thousand;
 mod two_leaders;
+mod upgrade;
 
 use std::time::Duration;
 
-use e2e::kubernetes::{OPERATOR_NAMESPACE, kubectl, patiently};
+use e2e::kubernetes::{OPERATOR_NAMESPACE, kubectl, patiently, run};
 use tokio::sync::{Mutex, MutexGuard};
+
+/// The chart of this work tree.
+const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../charts/jobqueue-operator");
 
 static ALONE: Mutex<()> = Mutex::const_new(());
 
@@ -48,4 +54,37 @@ async fn leader() -> Result<String, String> {
 /// Lets time pass while something is away or nothing is to happen.
 async fn pass(time: Duration) {
     tokio::time::sleep(time).await;
+}
+
+async fn helm(arguments: &[&str]) -> String {
+    let all = [&["--namespace", OPERATOR_NAMESPACE], arguments].concat();
+    run("helm", &all, None).await.unwrap_or_else(|error| panic!("helm {arguments:?}: {error}"))
+}
+
+/// A file with the values that the operator was installed with.
+async fn values() -> tempfile::NamedTempFile {
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(file.path(), helm(&["get", "values", "jobqueue", "-o", "yaml"]).await).expect("written");
+    file
+}
+
+/// Changes values of the operator's chart.
+async fn change(values: &[&str]) {
+    let upgrade = ["upgrade", "jobqueue", CHART, "--reuse-values", "--wait", "--timeout=3m"];
+    helm(&[&upgrade[..], values].concat()).await;
+    await_operators(2).await;
+}
+
+async fn scale_operators(to: u32) {
+    let replicas = format!("--replicas={to}");
+    let deployment = "deployment/jobqueue-operator";
+    kubectl(&["-n", OPERATOR_NAMESPACE, "scale", deployment, &replicas]).await.expect("scaled");
+    if to > 0 {
+        return await_operators(to).await;
+    }
+    patiently("no operator", async || {
+        let pods = kubectl(&["-n", OPERATOR_NAMESPACE, "get", "pods", "-o", "name"]).await;
+        pods.is_ok_and(|pods| pods.trim().is_empty())
+    })
+    .await;
 }

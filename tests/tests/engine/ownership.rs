@@ -51,3 +51,22 @@ async fn the_end_of_a_queue_leaves_nothing_of_it_and_everything_of_others() {
     assert!(left.contains(&claim(&other.high().queue)));
     assert_eq!(other.census().await.len(), 3);
 }
+
+#[tokio::test]
+async fn jobs_are_counted_wherever_they_are_and_for_the_queues_asked_about() {
+    let mut bench = Bench::new().await;
+    let (high, low) = (bench.high().queue, bench.low().queue);
+    bench.push(&high, &[job("a"), job("b"), job("c")]).await;
+    bench.push(&low, &[job("d")]).await;
+    let _: () = bench.redis.lpush(bench.high().suspects, "suspected").await.unwrap();
+    let _: () = bench.redis.zadd(bench.high().delayed, "x|delayed", 1).await.unwrap();
+    let _: () = bench.redis.lpush(bench.session().keys.dead_letters(), "dead").await.unwrap();
+    let mut session = bench.session();
+    assert_eq!(session.jobs_left(true).await.unwrap(), 7);
+    assert_eq!(session.jobs_left(false).await.unwrap(), 6);
+    let mut lane = bench.lane().await;
+    lane.reserve(2).await;
+    assert_eq!(session.jobs_left(false).await.unwrap(), 6, "two of them are held");
+    session.keys.queues.retain(|queue| queue.name == "low");
+    assert_eq!(session.jobs_left(false).await.unwrap(), 1);
+}

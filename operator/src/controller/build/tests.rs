@@ -123,7 +123,7 @@ fn the_configuration_is_what_the_worker_reads() {
 #[test]
 fn what_a_worker_would_refuse_stalls_and_names_the_key() {
     let refusal = refusal("{worker: {heartbeatTtl: 1s}}");
-    assert!(refusal.contains("worker.heartbeat_ttl"), "{refusal}");
+    assert!(refusal.contains("spec.worker.heartbeatTtl"), "{refusal}");
 }
 
 #[test]

@@ -1,0 +1,32 @@
+//! A Deployment beside the workers: the worker's binary in another role.
+use serde_json::{Map, Value, json};
+
+use super::template::{self, Image};
+use super::worker::resources;
+use super::{Child, DEPLOYMENT, Error, Plan};
+
+pub(super) fn part(
+    plan: &Plan,
+    name: &str,
+    replicas: i32,
+    strategy: &Value,
+    mut pod: Value,
+    user: Option<&Map<String, Value>>,
+) -> Result<Child, Error> {
+    pod["spec"]["containers"][0]["resources"] = resources(None, Image::Ours);
+    if let Some(user) = user {
+        template::check(user, &format!("spec.{name}.template"), name, Image::Ours)?;
+    }
+    let pod = template::merged(Value::Object(user.cloned().unwrap_or_default()), pod);
+    let object = json!({
+        "metadata": plan.names.owned(plan.queue, &plan.names.part(name), name),
+        "spec": {
+            "replicas": replicas,
+            "selector": { "matchLabels": plan.names.selector(name) },
+            "strategy": strategy,
+            "revisionHistoryLimit": 2,
+            "template": pod,
+        },
+    });
+    Ok(Child::new(&DEPLOYMENT, plan.names.part(name), Some(object)))
+}

@@ -1,0 +1,70 @@
+//! The Redis that is run for a queue.
+use e2e::kubernetes::{Audit, LOW, Namespace, given, patiently};
+
+#[tokio::test]
+async fn a_redis_that_cannot_start_makes_way_for_one_that_can() {
+    let space = Namespace::create("stuck").await;
+    space.queue("orders", "{redis: {managed: {image: 'localhost/none:1'}}}").await;
+    let waiting = async || {
+        let pod = space.find("pod", "orders-redis-0").await.unwrap_or_default();
+        pod["status"]["containerStatuses"][0]["state"]["waiting"]["reason"].clone()
+    };
+    patiently("a pod without an image", async || {
+        let reason = waiting().await;
+        if reason == "ErrImagePull" || reason == "ImagePullBackOff" { Ok(()) } else { Err(reason) }
+    })
+    .await;
+    let image = format!(r#"{{"spec": {{"redis": {{"managed": {{"image": "{}"}}}}}}}}"#, given("REDIS_IMAGE"));
+    space.patch("orders", &image).await;
+    space.await_ready("orders").await;
+    space.delete().await;
+}
+
+#[tokio::test]
+async fn a_redis_that_never_ran_takes_the_image_that_the_operator_has_now() {
+    let space = Namespace::create("never-ran").await;
+    space.queue("orders", "{redis: {managed: {image: 'localhost/none:1'}}}").await;
+    patiently("a pod without an image", async || {
+        let pod = space.find("pod", "orders-redis-0").await.unwrap_or_default();
+        let reason = pod["status"]["containerStatuses"][0]["state"]["waiting"]["reason"].clone();
+        if reason == "ErrImagePull" || reason == "ImagePullBackOff" { Ok(()) } else { Err(reason) }
+    })
+    .await;
+    // As if that image had been the operator's own when the queue was created.
+    space.patch("orders", r#"{"spec": {"redis": null}}"#).await;
+    space.await_ready("orders").await;
+    let image =
+        space.get("statefulset", "orders-redis").await["spec"]["template"]["spec"]["containers"][0]["image"]
+            .clone();
+    assert_eq!(image, given("REDIS_IMAGE"));
+    space.delete().await;
+}
+
+#[tokio::test]
+async fn a_size_in_other_words_is_written_once() {
+    let space = Namespace::create("words").await;
+    space.queue("orders", "{redis: {managed: {storage: {size: 1024Mi}}}}").await;
+    space.await_ready("orders").await;
+    let claim = space.get("pvc", "orders-redis").await;
+    assert_eq!(claim["spec"]["resources"]["requests"]["storage"], "1Gi", "Kubernetes has words of its own");
+    let Some(audit) = Audit::begin().await else { return };
+    // Reconciled, and so compared, several times.
+    for number in 1..=3 {
+        space.patch("orders", &format!(r#"{{"spec": {{"worker": {{"concurrency": {number}}}}}}}"#)).await;
+        patiently("the change", async || {
+            let config = space.get("configmap", "orders-config").await["data"]["config.yaml"].clone();
+            config.as_str().unwrap_or_default().contains(&format!("count: {number}"))
+        })
+        .await;
+    }
+    let redis = space.managed("orders").await;
+    redis.push(LOW, 0..3).await;
+    redis.await_completed(0..3).await;
+    let asked = audit
+        .requests()
+        .into_iter()
+        .filter(|request| request.namespace == space.name && request.resource == "/persistentvolumeclaims");
+    let (writes, reads): (Vec<_>, Vec<_>) = asked.partition(e2e::kubernetes::Request::is_write);
+    assert!(reads.len() >= 3 && writes.is_empty(), "{} reads, {writes:?}", reads.len());
+    space.delete().await;
+}
