@@ -84,6 +84,9 @@ impl Context {
         let live = serde_json::to_value(live).unwrap_or_default();
         let asked = asked_for(&live);
         let to = decision.replicas;
+        if asked == to {
+            return Ok(Some(asked));
+        }
         if to < from && (asked != from || !is_calm(&live)) {
             // Somebody else has changed the number, or a rollout has begun: looked at anew.
             return Ok(Some(asked));

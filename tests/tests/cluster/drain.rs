@@ -129,7 +129,7 @@ async fn workers_that_drain_resume_when_work_returns() {
     space.patch("busy", r#"{"spec": {"replicas": 2}}"#).await;
     patiently("no draining worker", async || {
         let workers = space.get("jobqueue", "busy").await["status"]["workers"].clone();
-        if workers["draining"].is_null() { Ok(()) } else { Err(workers) }
+        if workers["draining"] == 0 { Ok(()) } else { Err(workers) }
     })
     .await;
     assert_eq!(

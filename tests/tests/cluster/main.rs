@@ -6,6 +6,7 @@ mod external;
 mod handlers;
 mod left_behind;
 mod managed;
+mod measured;
 mod newcomer;
 mod rescue;
 mod rest;

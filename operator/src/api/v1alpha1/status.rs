@@ -75,15 +75,9 @@ pub struct WorkersStatus {
     /// How many are ready.
     pub ready: i32,
     /// How many take no more jobs, and go when theirs are done.
-    #[serde(skip_serializing_if = "is_zero")]
     pub draining: i32,
     /// Both, for `kubectl get`.
     pub summary: String,
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
-fn is_zero(number: &i32) -> bool {
-    *number == 0
 }
 
 /// A change of the number of workers, and why.
@@ -97,11 +91,12 @@ pub struct ScalingStatus {
     /// When.
     pub time: Time,
     /// What it was decided on.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     pub inputs: Option<ScalingInputs>,
 }
 
-/// What the number of workers was decided on.
+/// What the number of workers was decided on. What is not known is written as null: the status is merged into what is there,
+/// and a field that was merely left out would stay.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ScalingInputs {
@@ -118,13 +113,11 @@ pub struct ScalingInputs {
     #[schemars(with = "i64")]
     pub arrivals_per_minute: u64,
     /// How long an attempt took, on average of the last minutes; not set before one has ended.
-    #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<i64>")]
     pub run_millis: Option<u64>,
     /// Workers wanted for the number of jobs, before `minReplicas` and `maxReplicas`.
     pub by_depth: i32,
     /// Workers wanted for `targetLatency`; not set without it, and before run times are known.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub by_latency: Option<i32>,
     /// The most workers wanted within `scaleDownDelay`, with the margin that is kept when there shall be fewer.
     pub highest: i32,
