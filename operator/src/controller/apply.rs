@@ -106,8 +106,9 @@ impl Context {
         }
         if self.pod_monitors {
             match self.apply_child(queue, pod_monitor).await {
-                // The kind was there when this process started, and has been removed since.
-                Err(Error::Kube(kube::Error::Api(status))) if status.is_not_found() => {}
+                // The kind was there when this process started, and has been removed since. (Such an answer has no reason,
+                // only a code.)
+                Err(Error::Kube(kube::Error::Api(status))) if status.code == 404 => {}
                 answer => drop(answer?),
             }
         }

@@ -38,6 +38,14 @@ pub fn status(
 ) -> JobQueueStatus {
     let earlier = queue.status.clone().unwrap_or_default();
     let generation = queue.metadata.generation.unwrap_or(0);
+    // Whoever begins to lead has not looked at Redis yet, and will within a second: until then what was found stands. It
+    // would otherwise be unsaid and said again for every queue at each change of the leader.
+    let news = seen.is_some() || earlier.conditions.is_empty();
+    if let (Outcome::Applied { .. }, false) =
+        (outcome, news || earlier.observed_generation != Some(generation))
+    {
+        return earlier;
+    }
     let mut status = JobQueueStatus { observed_generation: Some(generation), ..earlier.clone() };
     let findings = match outcome {
         Outcome::Applied { applied, queues } => {
@@ -343,6 +351,20 @@ mod tests {
         let too_old = ConnectError::TooOld { address: "store:6379".into(), version: "5.0".into() };
         let error = StoreError::Connect(too_old);
         assert_eq!(told(&error, STALLED).as_deref(), Some("True/RedisUnusable"));
+    }
+
+    #[test]
+    fn until_the_first_look_what_was_found_stands() {
+        let outcome = Outcome::Applied { applied: &Applied::default(), queues: vec![] };
+        let mut queue = JobQueue::new("orders", serde_json::from_value(serde_json::json!({})).unwrap());
+        queue.metadata.generation = Some(3);
+        let seen = Observation::default();
+        let found = status(&queue, &outcome, Some(&seen), Timestamp::UNIX_EPOCH);
+        queue.status = Some(found.clone());
+        assert_eq!(status(&queue, &outcome, None, Timestamp::MAX), found);
+        // Of a changed spec nothing is known.
+        queue.metadata.generation = Some(4);
+        assert_ne!(status(&queue, &outcome, None, Timestamp::MAX), found);
     }
 
     #[test]
