@@ -57,9 +57,20 @@ impl Worker {
         has(&self.pod, "Ready")
     }
 
-    /// Goes before any pod that works, whatever its cost.
+    /// What comes before the cost in a ReplicaSet's eyes, the least first: whether it has a node, its phase, whether it is
+    /// ready.
+    fn standing(&self) -> (bool, u8, bool) {
+        let phase = match self.phase() {
+            "Pending" | "" => 0,
+            "Unknown" => 1,
+            _ => 2,
+        };
+        (self.pod.spec.node_name.is_some(), phase, self.is_ready())
+    }
+
+    /// Goes before any pod that is well, whatever its cost.
     fn goes_first(&self) -> bool {
-        self.pod.spec.node_name.is_none() || self.phase() == "Pending" || !self.is_ready()
+        self.standing() < (true, 2, true)
     }
 
     fn cost(&self) -> i64 {
@@ -142,7 +153,7 @@ pub fn plan(workers: &[Worker], situation: Situation) -> Plan {
     let mut chosen: Vec<usize> = (0..order.len()).collect();
     chosen.sort_by_key(|at| {
         let worker = order[*at];
-        (!worker.goes_first(), worker.word().is_none(), worker.held, *at)
+        (worker.standing(), worker.word().is_none(), worker.held, *at)
     });
     let chosen: HashSet<usize> = chosen.into_iter().take(surplus).collect();
     let leaves_some = surplus < order.len();
@@ -174,21 +185,10 @@ fn deletion_order<'a>(active: &[&'a Worker], now_ms: u64) -> Vec<&'a Worker> {
         *on_node.entry(worker.pod.spec.node_name.as_deref().unwrap_or_default()).or_default() += 1;
     }
     let crowd = |worker: &Worker| on_node[worker.pod.spec.node_name.as_deref().unwrap_or_default()];
-    let phase = |worker: &Worker| match worker.phase() {
-        "Pending" | "" => 0,
-        "Unknown" => 1,
-        _ => 2,
-    };
     let mut order = active.to_vec();
     order.sort_by(|one, other| {
         let plain = |worker: &Worker| {
-            (
-                worker.pod.spec.node_name.is_some(),
-                phase(worker),
-                worker.is_ready(),
-                worker.cost(),
-                Reverse(crowd(worker)),
-            )
+            (worker.standing(), worker.cost(), Reverse(crowd(worker)))
         };
         plain(one).cmp(&plain(other)).then_with(|| {
             if one.is_ready() && one.ready_since() != other.ready_since() {

@@ -73,8 +73,8 @@ async fn the_jobs_of_a_worker_out_of_memory_say_so() {
     let space = Namespace::create("oom").await;
     let resources = "resources: {limits: {memory: 40Mi}}";
     let worker =
-        format!("{{concurrency: 80, {LONG_HEARTBEAT}, {resources}, handler: {{simulate: {{base: 60s}}}}}}");
-    space.queue("oom", &format!("{{worker: {worker}, scaling: {{minReplicas: 1}}}}")).await;
+        format!("{{concurrency: 80, {LONG_HEARTBEAT}, {resources}, handler: {{simulate: {{base: 300s}}}}}}");
+    space.queue("oom", &format!("{{paused: true, worker: {worker}, scaling: {{minReplicas: 1}}}}")).await;
     space.await_condition("oom", "WorkersAvailable", "True/Available: 1 of 1").await;
     let redis = space.managed("oom").await;
     // Together they are more than the worker may use.
@@ -84,6 +84,7 @@ async fn the_jobs_of_a_worker_out_of_memory_say_so() {
         large["filling"] = json!(filling);
         redis.push_all(LOW, &[large]).await;
     }
+    space.patch("oom", r#"{"spec": {"paused": false}}"#).await;
     let began = Instant::now();
     patiently("a suspect that was interrupted for want of memory", async || {
         const LOOK: &str = "for _, list in ipairs({'jobqueue:low_priority:suspects', unpack(redis.call('KEYS', 'jobqueue:worker:*'))}) do \
