@@ -187,9 +187,7 @@ fn deletion_order<'a>(active: &[&'a Worker], now_ms: u64) -> Vec<&'a Worker> {
     let crowd = |worker: &Worker| on_node[worker.pod.spec.node_name.as_deref().unwrap_or_default()];
     let mut order = active.to_vec();
     order.sort_by(|one, other| {
-        let plain = |worker: &Worker| {
-            (worker.standing(), worker.cost(), Reverse(crowd(worker)))
-        };
+        let plain = |worker: &Worker| (worker.standing(), worker.cost(), Reverse(crowd(worker)));
         plain(one).cmp(&plain(other)).then_with(|| {
             if one.is_ready() && one.ready_since() != other.ready_since() {
                 return younger_first(one.ready_since(), other.ready_since(), now_ms)

@@ -1,7 +1,7 @@
 //! A node that is cut off: its processes live, and nobody can tell.
 use std::time::Instant;
 
-use e2e::kubernetes::{LOW, Namespace, patiently, test_cluster};
+use e2e::kubernetes::{LOW, Namespace, kubectl, patiently, test_cluster};
 use serde_json::json;
 
 use crate::alone;
@@ -41,7 +41,7 @@ async fn the_jobs_of_a_cut_off_node_run_elsewhere_once_their_heartbeats_are_gone
     redis.await_completed(0..5).await;
     patiently("the node", async || {
         let ready = "jsonpath={.status.conditions[?(@.type==\"Ready\")].status}";
-        let status = e2e::kubernetes::kubectl(&["get", "node", &nodes[1], "-o", ready]).await?;
+        let status = kubectl(&["get", "node", &nodes[1], "-o", ready]).await?;
         if status == "True" { Ok(()) } else { Err(status) }
     })
     .await;
@@ -59,10 +59,13 @@ async fn the_jobs_of_a_cut_off_node_run_elsewhere_once_their_heartbeats_are_gone
     space.delete().await;
 }
 
-/// The names of the cluster's two nodes.
+/// The names of the cluster's two nodes, the one first that must stay: names are looked up there.
 async fn nodes() -> Vec<String> {
-    let names = e2e::kubernetes::kubectl(&["get", "nodes", "-o", "jsonpath={.items[*].metadata.name}"]).await;
-    let names: Vec<String> = names.expect("nodes").split(' ').map(str::to_owned).collect();
+    let names = kubectl(&["get", "nodes", "-o", "jsonpath={.items[*].metadata.name}"]).await.expect("nodes");
+    let dns = ["-n", "kube-system", "get", "pods", "-o", "jsonpath={.items[*].spec.nodeName}"];
+    let dns = kubectl(&dns).await.expect("the pods of the cluster itself");
+    let mut names: Vec<String> = names.split(' ').map(str::to_owned).collect();
     assert!(names.len() >= 2, "{names:?}");
+    names.sort_by_key(|name| !dns.split(' ').any(|node| node == name));
     names
 }
