@@ -1,5 +1,5 @@
 //! A Redis, Ruby's console, an application behind our worker, and Sidekiq itself beside it.
-#![allow(clippy::unwrap_used, reason = "a panic is the report")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is the report")]
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
