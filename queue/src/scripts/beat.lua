@@ -4,7 +4,7 @@
 -- ARGV[1] identity  [2] ttl s  [3] ttl of the days' counters s  [4] number of this call  [5] processed  [6] failed
 --     [7] number of fields of the process; each: name, value; then the work, each: thread, value
 -- Returns {seconds, microseconds}
-local counted = redis.call('HGET', KEYS[2], 'jobqueue_seq') == ARGV[4]
+local counted = redis.call('HGET', KEYS[2], 'seq') == ARGV[4]
 -- The first write, never refused: see cycle.lua.
 redis.call('UNLINK', KEYS[3], KEYS[4])
 redis.call('SADD', KEYS[1], ARGV[1])
@@ -13,7 +13,7 @@ for _ = 1, fields do
   redis.call('HSET', KEYS[2], ARGV[at], ARGV[at + 1])
   at = at + 2
 end
-redis.call('HSET', KEYS[2], 'jobqueue_seq', ARGV[4])
+redis.call('HSET', KEYS[2], 'seq', ARGV[4])
 redis.call('EXPIRE', KEYS[2], ARGV[2])
 for work = at, #ARGV - 1, 2 do
   redis.call('HSET', KEYS[3], ARGV[work], ARGV[work + 1])
