@@ -335,6 +335,21 @@ pub struct Sidekiq {
     /// How long a failed job waits. `sidekiq`: Sidekiq's own formula, `count^4 + 15` seconds and jitter.
     /// `exponential`: doubling from `worker.backoff.base` to `worker.backoff.max`, with jitter.
     pub retry: SidekiqRetry,
+    /// Which due jobs of the `retry` and `schedule` sets workers bring back to their queues. `all`: those of every
+    /// queue, also of queues that only Ruby processes serve. `off`: none, Ruby processes do. Client middleware does
+    /// not run for a job that is brought back here.
+    pub promote: SidekiqPromote,
+}
+
+/// Which due jobs are brought back to their queues.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum SidekiqPromote {
+    /// Those of every queue.
+    #[default]
+    All,
+    /// None: Ruby processes do it.
+    Off,
 }
 
 /// The retry formulas of the `sidekiq` protocol.

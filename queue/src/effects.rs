@@ -37,7 +37,7 @@ impl Side {
     }
 }
 
-/// One change in Redis. `Push`, `Delay` and `Set` place the job; `Trim` only tidies.
+/// One change in Redis. `Push`, `Delay`, `Score` and `Set` place the job; the others only tidy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Effect {
     /// Put bytes at one end of a list.
@@ -58,6 +58,15 @@ pub enum Effect {
         /// Unique in the set: equal bytes would merge into one, and a job would be lost.
         member: Bytes,
     },
+    /// Put a member into a sorted set of another program, under a score as that program writes it.
+    Score {
+        /// The sorted set.
+        key: String,
+        /// A number, as text.
+        score: String,
+        /// What; equal members are one, as they are to that program.
+        member: Bytes,
+    },
     /// Write a string.
     Set {
         /// The key.
@@ -73,6 +82,22 @@ pub enum Effect {
         key: String,
         /// How many stay.
         max: u64,
+    },
+    /// Keep of a sorted set what is newer than a score, and no more than so many.
+    TrimSet {
+        /// The sorted set.
+        key: String,
+        /// Scores up to this one go.
+        before: String,
+        /// The rank of the last one that goes, counted from the highest score: -1 is the highest itself.
+        rank: i64,
+    },
+    /// Name something in a set.
+    Add {
+        /// The set.
+        key: String,
+        /// The name.
+        member: String,
     },
 }
 

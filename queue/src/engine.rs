@@ -4,11 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::breaker;
-use crate::config::{Config, Redis};
+use crate::config::{Config, Protocol as Format, Redis, SidekiqPromote, SidekiqRetry};
 use crate::connect::{Address, Connector, Pem, Reach, Settings, Tls};
 use crate::keys::{Keys, Naming};
 use crate::protocol::Protocol;
 use crate::protocol::files::Files;
+use crate::protocol::sidekiq::Sidekiq;
+use crate::protocol::sidekiq::names::Names;
+use crate::protocol::sidekiq::retry::Formula;
 use crate::reaper;
 use crate::store::Session;
 
@@ -35,6 +38,8 @@ impl Engine {
     /// The parts of a configuration.
     pub fn new(config: &Config) -> Self {
         let worker = &config.worker;
+        let sidekiq = config.protocol == Format::Sidekiq;
+        let names = Names::new(&config.sidekiq.namespace);
         let naming = Naming {
             prefix: config.prefix().to_owned(),
             queues: (worker.priorities.iter())
@@ -43,28 +48,25 @@ impl Engine {
             processing_pattern: worker.processing_list_pattern.clone(),
             heartbeat_pattern: worker.heartbeat_key_pattern.clone(),
             delayed_pattern: worker.delayed_set_pattern.clone(),
+            // Sidekiq's lists are not ours: what we keep beside them has names of its own.
+            suspects_pattern: sidekiq.then(|| format!("{}:suspects:%s", config.prefix())),
             completed: worker.completed_list.clone(),
-            dead_letters: worker.dead_letter_list.clone(),
+            dead_letters: if sidekiq { names.dead() } else { worker.dead_letter_list.clone() },
+            dead_letters_sorted: sidekiq,
             shards: u16::try_from(worker.shards).unwrap_or(u16::MAX),
             cluster: config.redis.cluster,
-        };
-        let kept = |max: i64| u64::try_from(max).ok();
-        let protocol = Files {
-            max_retries: worker.max_retries,
-            backoff_base: worker.backoff.base.get(),
-            backoff_max: worker.backoff.max.get(),
-            max_interruptions: worker.max_interruptions,
-            max_payload_bytes: usize::try_from(worker.max_payload_bytes).unwrap_or(usize::MAX),
-            completed_max: kept(worker.completed_max),
-            dead_letter_max: kept(worker.dead_letter_max),
         };
         Self {
             connector: Connector::new(redis_settings(&config.redis, worker.heartbeat_ttl.get() / 2)),
             shards: Keys::all(&naming),
-            protocol: Arc::new(protocol),
+            protocol: protocol(config),
             queues: naming.queues.iter().map(|(name, _)| name.clone()).collect(),
             naming,
-            completed_max: kept(worker.completed_max),
+            completed_max: match config.protocol {
+                // Sidekiq keeps no list of what is done.
+                Format::Sidekiq => Some(0),
+                Format::Files | Format::Async => kept(worker.completed_max),
+            },
             ttl: worker.heartbeat_ttl.get(),
         }
     }
@@ -83,6 +85,43 @@ impl Engine {
     pub fn shard_of(&self, job_id: &str) -> &Keys {
         &self.shards[usize::from(Keys::shard_of(job_id, self.naming.shards))]
     }
+}
+
+/// The wire format with its policy.
+fn protocol(config: &Config) -> Arc<dyn Protocol> {
+    let worker = &config.worker;
+    let max_payload_bytes = usize::try_from(worker.max_payload_bytes).unwrap_or(usize::MAX);
+    match config.protocol {
+        // `async` is refused before an engine is made.
+        Format::Files | Format::Async => Arc::new(Files {
+            max_retries: worker.max_retries,
+            backoff_base: worker.backoff.base.get(),
+            backoff_max: worker.backoff.max.get(),
+            max_interruptions: worker.max_interruptions,
+            max_payload_bytes,
+            completed_max: kept(worker.completed_max),
+            dead_letter_max: kept(worker.dead_letter_max),
+        }),
+        Format::Sidekiq => Arc::new(Sidekiq {
+            names: Names::new(&config.sidekiq.namespace),
+            formula: match config.sidekiq.retry {
+                SidekiqRetry::Sidekiq => Formula::Sidekiq,
+                SidekiqRetry::Exponential => {
+                    Formula::Exponential { base: worker.backoff.base.get(), max: worker.backoff.max.get() }
+                }
+            },
+            max_retries: worker.max_retries,
+            max_interruptions: worker.max_interruptions,
+            max_payload_bytes,
+            dead_max: kept(worker.dead_letter_max),
+            promotes: config.sidekiq.promote == SidekiqPromote::All,
+        }),
+    }
+}
+
+/// A limit of the configuration, where a negative number is none.
+fn kept(max: i64) -> Option<u64> {
+    u64::try_from(max).ok()
 }
 
 /// How a reaper works, by configuration.

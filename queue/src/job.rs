@@ -105,9 +105,21 @@ impl Job {
     }
 }
 
-/// The `creation_time` of a job of which perhaps only the head is at hand; `None` when it is not in there.
-pub fn creation_time(head: &[u8]) -> Option<String> {
-    struct Until<'a>(&'a mut Option<String>);
+/// Since when a job waits, of which perhaps only the head is at hand: its `creation_time` (RFC 3339), or its
+/// `enqueued_at` as Sidekiq writes it (seconds with a fraction, or whole milliseconds).
+pub fn waits_since_ms(head: &[u8]) -> Option<u64> {
+    if let Some(Value::String(time)) = in_head(head, "creation_time") {
+        return u64::try_from(time.parse::<jiff::Timestamp>().ok()?.as_millisecond()).ok();
+    }
+    match in_head(head, "enqueued_at")? {
+        Value::Number(number) => crate::protocol::sidekiq::time::millis(&number),
+        _ => None,
+    }
+}
+
+/// A field of a job of which perhaps only the head is at hand; `None` when it is not in there.
+fn in_head(head: &[u8], field: &str) -> Option<Value> {
+    struct Until<'a>(&'a str, &'a mut Option<Value>);
     impl<'de> serde::de::Visitor<'de> for Until<'_> {
         type Value = ();
 
@@ -117,11 +129,16 @@ pub fn creation_time(head: &[u8]) -> Option<String> {
 
         fn visit_map<A: serde::de::MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
             while let Some(name) = map.next_key::<std::borrow::Cow<'_, str>>()? {
-                if name == "creation_time" {
-                    *self.0 = Some(map.next_value()?);
-                } else {
-                    map.next_value::<serde::de::IgnoredAny>()?;
+                if name == self.0 {
+                    let value: Value = map.next_value()?;
+                    if value.is_number() {
+                        // At the end of a head it may have lost digits: something has to follow.
+                        map.next_key::<serde::de::IgnoredAny>()?;
+                    }
+                    *self.1 = Some(value);
+                    return Ok(());
                 }
+                map.next_value::<serde::de::IgnoredAny>()?;
             }
             Ok(())
         }
@@ -133,7 +150,7 @@ pub fn creation_time(head: &[u8]) -> Option<String> {
     // A head ends in the middle of something: what was read until then counts.
     let _ = serde::Deserializer::deserialize_map(
         &mut serde_json::Deserializer::from_slice(head),
-        Until(&mut found),
+        Until(field, &mut found),
     );
     found
 }
@@ -169,7 +186,7 @@ fn check_text(raw: &[u8]) -> Result<(), String> {
 }
 
 /// How deep brackets nest outside of strings; says nothing about whether it is JSON.
-fn depth(raw: &[u8]) -> usize {
+pub(crate) fn depth(raw: &[u8]) -> usize {
     let (mut depth, mut deepest, mut in_string, mut escaped) = (0usize, 0usize, false, false);
     for byte in raw {
         match byte {
@@ -188,7 +205,7 @@ fn depth(raw: &[u8]) -> usize {
 }
 
 /// `serde_json`'s messages may quote a value ("invalid type: string \"...\""): keep the kind and the place.
-fn describe(error: &serde_json::Error) -> String {
+pub(crate) fn describe(error: &serde_json::Error) -> String {
     use serde_json::error::Category;
     let what = match error.classify() {
         Category::Syntax => "invalid JSON",
@@ -213,17 +230,24 @@ mod tests {
     #[test]
     fn the_time_of_creation_is_found_in_a_head_that_ends_anywhere_behind_it() {
         let whole =
-            r#"{"id":"a","nested":{"creation_time":"no"},"creation_time":"2026-01-01T00:00:00Z","x":"éé"}"#;
+            r#"{"id":"a","nested":{"creation_time":"no"},"creation_time":"1970-01-01T00:00:07Z","x":"éé"}"#;
         let end = whole.find(r#","x""#).unwrap();
         for cut in end..=whole.len() {
-            let found = creation_time(&whole.as_bytes()[..cut]);
-            assert_eq!(found.as_deref(), Some("2026-01-01T00:00:00Z"), "of {cut} bytes");
+            assert_eq!(waits_since_ms(&whole.as_bytes()[..cut]), Some(7_000), "of {cut} bytes");
         }
         for cut in 0..end - 1 {
-            assert_eq!(creation_time(&whole.as_bytes()[..cut]), None, "of {cut} bytes");
+            assert_eq!(waits_since_ms(&whole.as_bytes()[..cut]), None, "of {cut} bytes");
         }
-        assert_eq!(creation_time(&[b'['; 1000]), None);
-        assert_eq!(creation_time(br#"{"creation_time":7}"#), None);
+        assert_eq!(waits_since_ms(&[b'['; 1000]), None);
+        assert_eq!(waits_since_ms(br#"{"creation_time":7}"#), None);
+    }
+
+    #[test]
+    fn the_time_of_enqueueing_has_the_type_of_its_sidekiq_and_all_its_digits() {
+        assert_eq!(waits_since_ms(br#"{"enqueued_at":7.25}"#), Some(7_250));
+        assert_eq!(waits_since_ms(br#"{"enqueued_at":7250,"x":1}"#), Some(7_250));
+        assert_eq!(waits_since_ms(br#"{"enqueued_at":7.2"#), None, "the head of 7.25");
+        assert_eq!(waits_since_ms(br#"{"enqueued_at":"now"}"#), None);
     }
 
     #[test]

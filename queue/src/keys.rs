@@ -34,10 +34,14 @@ pub struct Naming {
     pub heartbeat_pattern: String,
     /// `%s` = the queue's name.
     pub delayed_pattern: String,
+    /// `%s` = the queue's name; `None` = behind the queue's own key, which is then ours.
+    pub suspects_pattern: Option<String>,
     /// The completed list.
     pub completed: String,
     /// The dead letters.
     pub dead_letters: String,
+    /// They are a sorted set, by the time they were given up, and not a list.
+    pub dead_letters_sorted: bool,
     /// How many shards.
     pub shards: u16,
     /// Whether keys carry a hash tag even with one shard.
@@ -60,7 +64,10 @@ impl Keys {
         let queue = |(name, key): &(String, String)| QueueKeys {
             name: name.clone(),
             queue: keys.tagged(key),
-            suspects: format!("{}:suspects", keys.tagged(key)),
+            suspects: match &naming.suspects_pattern {
+                Some(pattern) => keys.tagged(&pattern.replace("%s", name)),
+                None => format!("{}:suspects", keys.tagged(key)),
+            },
             delayed: keys.tagged(&naming.delayed_pattern.replace("%s", name)),
             completed: keys.tagged(&naming.completed),
             dead_letters: keys.tagged(&naming.dead_letters),
@@ -171,6 +178,14 @@ impl Keys {
     pub fn dead_letters(&self) -> String {
         self.tagged(&self.naming.dead_letters)
     }
+    /// Whether the queues and the dead letters belong to another program, and only what is beside them is ours.
+    pub fn queues_are_foreign(&self) -> bool {
+        self.naming.suspects_pattern.is_some()
+    }
+    /// What `TYPE` says of the dead letters.
+    pub fn dead_letters_kind(&self) -> &'static str {
+        if self.naming.dead_letters_sorted { "zset" } else { "list" }
+    }
     /// A lane's record.
     pub fn record(&self, lane: &str) -> String {
         self.own(&format!("lane:{lane}"))
@@ -204,7 +219,8 @@ impl Keys {
     pub fn kind_of(&self, key: &str) -> Option<&'static str> {
         let of_queue = |queue: &QueueKeys| match key {
             _ if key == queue.queue || key == queue.suspects => Some("list"),
-            _ if key == queue.completed || key == queue.dead_letters => Some("list"),
+            _ if key == queue.completed => Some("list"),
+            _ if key == queue.dead_letters => Some(self.dead_letters_kind()),
             _ if key == queue.delayed => Some("zset"),
             _ => None,
         };
@@ -266,8 +282,10 @@ pub(crate) mod tests {
             processing_pattern: "jobqueue:worker:%s:processing".into(),
             heartbeat_pattern: "jobqueue:processing:worker:%s".into(),
             delayed_pattern: "jobqueue:delayed:%s".into(),
+            suspects_pattern: None,
             completed: "jobqueue:completed".into(),
             dead_letters: "jobqueue:dead_letter".into(),
+            dead_letters_sorted: false,
             shards,
             cluster,
         }

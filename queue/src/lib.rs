@@ -32,6 +32,7 @@ pub mod config;
 pub mod connect;
 pub mod effects;
 pub mod engine;
+pub mod fetch;
 pub mod job;
 pub mod keys;
 pub mod layout;

@@ -32,12 +32,25 @@ pub struct Failure {
     pub reason: Reason,
     /// For people: kept with the job, never logged (it may quote the job's own data).
     pub error: String,
+    /// What the application raised, where it said so: a protocol may keep its parts.
+    pub raised: Option<Box<Raised>>,
+}
+
+/// An exception of the application, in its parts.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Raised {
+    /// Its class.
+    pub class: String,
+    /// Its message.
+    pub message: String,
+    /// The lines of its backtrace, innermost first.
+    pub backtrace: Vec<String>,
 }
 
 impl Failure {
     /// A failure for this reason, explained to people by `error`.
     pub fn new(reason: Reason, error: impl Into<String>) -> Self {
-        Self { reason, error: error.into() }
+        Self { reason, error: error.into(), raised: None }
     }
 }
 

@@ -2,9 +2,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::keys::QueueKeys;
-use crate::protocol::Protocol;
-use crate::store::{PAGE_COUNT, PageKind, Session, Status, StoreError};
+use crate::protocol::{Delayed, Protocol};
+use crate::store::{PAGE_COUNT, Session, Status, StoreError};
 
 /// One pass takes no longer than this, so that a mountain of due jobs never starves anything else.
 const PASS_BUDGET: Duration = Duration::from_millis(200);
@@ -24,8 +23,8 @@ pub async fn pass(session: &mut Session, protocol: &Arc<dyn Protocol>) -> Result
     let started = Instant::now();
     let mut promoted = Promoted::default();
     let mut failed = None;
-    for queue in session.keys.queues.clone() {
-        match promote(session, protocol, &queue, started, &mut promoted).await {
+    for delayed in protocol.delayed(&session.keys) {
+        match promote(session, protocol, &delayed, started, &mut promoted).await {
             Ok(()) => {}
             Err(error) if error.is_transient() => return Err(error),
             Err(error) => failed = Some(error),
@@ -37,18 +36,20 @@ pub async fn pass(session: &mut Session, protocol: &Arc<dyn Protocol>) -> Result
 async fn promote(
     session: &mut Session,
     protocol: &Arc<dyn Protocol>,
-    queue: &QueueKeys,
+    delayed: &Delayed,
     started: Instant,
     promoted: &mut Promoted,
 ) -> Result<(), StoreError> {
     loop {
-        let page = session.page(&queue.delayed, PageKind::Due, PAGE_COUNT).await?;
+        let page = session.page(&delayed.key, delayed.kind, PAGE_COUNT).await?;
         if page.entries.is_empty() {
             return Ok(());
         }
-        let moves: Vec<_> =
-            page.entries.iter().map(|member| (member.clone(), protocol.promote(member, queue))).collect();
-        let statuses = session.promote(&queue.delayed, &moves).await?;
+        let now_ms = session.now_ms();
+        let moves: Vec<_> = (page.entries.iter())
+            .map(|member| (member.clone(), protocol.promote(member, &delayed.queue, now_ms)))
+            .collect();
+        let statuses = session.promote(&delayed.key, &moves).await?;
         let settled = statuses.iter().filter(|status| **status == Status::Settled).count();
         promoted.moved += settled;
         if statuses.contains(&Status::Refused) && settled == 0 {

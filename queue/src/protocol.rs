@@ -4,10 +4,12 @@ use bytes::Bytes;
 
 use crate::effects::{Decision, Effect, Side};
 use crate::job::{Job, NotAJob};
-use crate::keys::QueueKeys;
+use crate::keys::{Keys, QueueKeys};
 use crate::outcome::{OUT_OF_MEMORY, Outcome};
+use crate::store::PageKind;
 
 pub mod files;
+pub mod sidekiq;
 
 /// Why a lane's jobs came back without its process having settled them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,6 +29,17 @@ impl Interruption<'_> {
     }
 }
 
+/// A sorted set whose members wait until they are due.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Delayed {
+    /// The sorted set.
+    pub key: String,
+    /// How its scores are read.
+    pub kind: PageKind,
+    /// The queue its members belong to, where they do not name one themselves.
+    pub queue: QueueKeys,
+}
+
 /// What a wire format decides. All pure: `now_ms` is Redis' clock.
 pub trait Protocol: Send + Sync + 'static {
     /// Where jobs are taken from; they are pushed at the opposite end.
@@ -38,14 +51,30 @@ pub trait Protocol: Send + Sync + 'static {
     /// What becomes of a job that ran. `unique` is never used twice: it keeps equal delayed jobs apart.
     fn settle(&self, job: &Job, outcome: &Outcome, queue: &QueueKeys, now_ms: u64, unique: &str) -> Decision;
 
+    /// Whether a job is given up if it fails now, where a handler may want to know: an application runs its last words.
+    fn is_last_attempt(&self, job: &Job, now_ms: u64) -> Option<bool> {
+        let _ = (job, now_ms);
+        None
+    }
+
     /// What becomes of bytes that are not a job.
     fn reject(&self, raw: &Bytes, why: &NotAJob, queue: &QueueKeys, now_ms: u64) -> Decision;
 
     /// What becomes of a job whose process died, or whose handler did.
     fn interrupted(&self, raw: &Bytes, queue: &QueueKeys, how: Interruption<'_>, now_ms: u64) -> Decision;
 
-    /// What a due member of the delayed set becomes.
-    fn promote(&self, member: &Bytes, queue: &QueueKeys) -> Vec<Effect>;
+    /// The sets that are looked at for due jobs: as a rule one a queue.
+    fn delayed(&self, keys: &Keys) -> Vec<Delayed> {
+        let of = |queue: &QueueKeys| Delayed {
+            key: queue.delayed.clone(),
+            kind: PageKind::Due,
+            queue: queue.clone(),
+        };
+        keys.queues.iter().map(of).collect()
+    }
+
+    /// What a due member of a delayed set becomes.
+    fn promote(&self, member: &Bytes, queue: &QueueKeys, now_ms: u64) -> Vec<Effect>;
 
     /// A dead letter as it is enqueued again: the queue's key it came from, if it says so, and its bytes.
     fn revive(&self, letter: &Bytes) -> (Option<String>, Bytes);

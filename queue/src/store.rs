@@ -15,10 +15,12 @@ mod cycle;
 mod jobs;
 mod lanes;
 pub mod ownership;
+mod sidekiq;
 
 pub use cycle::{Cycle, Cycled, LaneHandle, Parked, QueueAsk, Refusal, Returned, Settlement, Status, digest};
 pub use jobs::{Enqueue, Granted, LaneSnapshot, Page, PageKind, QueueSnapshot, Snapshot, Turn};
 pub use lanes::{Fenced, LaneRecord, RecordedLists, Registration};
+pub use sidekiq::{ProcessBeat, Told};
 
 /// Whatever is read in one page is at most this large (and at least one job).
 pub const PAGE_BYTES: usize = 1 << 20;
@@ -104,6 +106,8 @@ script!(PAGE, "page.lua");
 script!(SNAPSHOT, "snapshot.lua");
 script!(DRAINED, "drained.lua");
 script!(OWN, "own.lua");
+script!(BEAT, "beat.lua");
+script!(DEPART, "depart.lua");
 
 /// A conversation with the node that holds one shard: connects when it must, and again after a failure.
 pub struct Session {
@@ -390,6 +394,10 @@ impl Call {
                     let key = self.key(key);
                     self.arg("Z").arg(key).arg(*at_ms).arg(&member[..]);
                 }
+                Effect::Score { key, score, member } => {
+                    let key = self.key(key);
+                    self.arg("Z").arg(key).arg(score).arg(&member[..]);
+                }
                 Effect::Set { key, bytes, ttl_ms } => {
                     let key = self.key(key);
                     let ttl = ttl_ms.map(|ttl| ttl.to_string()).unwrap_or_default();
@@ -398,6 +406,14 @@ impl Call {
                 Effect::Trim { key, max } => {
                     let (key, counters) = (self.key(key), self.key(counters));
                     self.arg("T").arg(key).arg(*max).arg(counters);
+                }
+                Effect::TrimSet { key, before, rank } => {
+                    let key = self.key(key);
+                    self.arg("D").arg(key).arg(before).arg(*rank);
+                }
+                Effect::Add { key, member } => {
+                    let key = self.key(key);
+                    self.arg("A").arg(key).arg(member).arg("");
                 }
             }
         }

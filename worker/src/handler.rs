@@ -41,6 +41,8 @@ pub struct Call {
     pub traceparent: Option<String>,
     /// Correlates our log lines with those of the handler.
     pub request_id: Option<String>,
+    /// Whether the job is given up if it fails now, where that is known.
+    pub last_attempt: Option<bool>,
     /// The run must end by then, if that is earlier than the handler's own timeout.
     pub deadline: Option<Instant>,
 }

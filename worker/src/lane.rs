@@ -221,12 +221,13 @@ impl Lane {
     }
 
     fn may_reserve(&self) -> bool {
-        self.deadline.is_none() && !self.paused && self.quiet.is_empty()
+        self.deadline.is_none() && !self.paused && self.quiet.is_empty() && !self.shared.is_quiet()
     }
 
-    /// A queue whose breaker is not closed is asked by cycles only, for one job at most.
+    /// A queue whose breaker is not closed is asked by cycles only, for one job at most; a paused one not at all.
     fn serves(&self, queue: usize) -> bool {
-        self.shared.breaker(queue).state(Instant::now()) == breaker::State::Closed
+        !self.shared.is_paused(queue)
+            && self.shared.breaker(queue).state(Instant::now()) == breaker::State::Closed
     }
 
     fn find(&self, key: u64) -> Option<(usize, usize)> {
@@ -271,6 +272,9 @@ impl Lane {
 
     fn dropped(&mut self, queue: usize, held: &Held) {
         self.shared.metrics.jobs_in_flight_changed(-1);
+        if let Some(presence) = &self.shared.presence {
+            presence.ended((self.index, held.key));
+        }
         if self.alone == Some(held.key) {
             self.alone = None;
         }

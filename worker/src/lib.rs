@@ -8,6 +8,7 @@ pub mod heartbeat;
 pub mod lane;
 pub mod logs;
 pub mod metrics;
+pub mod presence;
 pub mod roles;
 pub mod scan;
 pub mod server;

@@ -78,9 +78,12 @@ fn install(path: &std::path::Path) -> std::io::Result<()> {
 
 async fn run(cli: Cli, loaded: Loaded, started: SystemTime) -> anyhow::Result<ExitCode> {
     let Loaded { config, notes } = loaded;
-    if config.protocol != jobqueue::config::Protocol::Files {
+    if config.protocol == jobqueue::config::Protocol::Async {
         // Read as `files` jobs, theirs would all be malformed, and end among the dead letters.
-        eprintln!("protocol = {}: this version speaks files only; nothing was touched", config.protocol);
+        eprintln!(
+            "protocol = {}: this version speaks files and sidekiq; nothing was touched",
+            config.protocol
+        );
         return Ok(ExitCode::from(EXIT_USAGE));
     }
     let role = match (cli.role, &cli.command) {
@@ -99,6 +102,12 @@ async fn run(cli: Cli, loaded: Loaded, started: SystemTime) -> anyhow::Result<Ex
             return Ok(ExitCode::from(EXIT_USAGE));
         };
         return roles::admin::run(&config, command).await;
+    }
+    if matches!(role, Role::Producer | Role::All) && config.protocol == jobqueue::config::Protocol::Sidekiq {
+        eprintln!(
+            "protocol = sidekiq: Sidekiq's clients enqueue their own jobs, there is no producer; use --role=worker"
+        );
+        return Ok(ExitCode::from(EXIT_USAGE));
     }
     if role == Role::Api {
         eprintln!("--role=api serves protocol async, which this version does not speak yet");

@@ -13,6 +13,7 @@ use crate::coroner::Coroner;
 use crate::handler::Handler;
 use crate::health::Readiness;
 use crate::metrics::{Metrics, QueueMetrics};
+use crate::presence::Presence;
 use crate::slots::Slots;
 use crate::traces::Tracer;
 
@@ -29,6 +30,8 @@ pub struct LaneSettings {
     pub capacity: usize,
     /// From the first signal to the release of what still runs.
     pub drain_timeout: Duration,
+    /// How often each queue is asked first; empty: always in their order.
+    pub weights: Vec<u32>,
     /// Between two tries to reach Redis, at most: lanes must be back before a reaper may look at them.
     pub longest_backoff: Duration,
 }
@@ -63,12 +66,24 @@ pub struct Shared {
     pub coroner: Option<Coroner>,
     /// Wakes the heartbeat: its record has something to tell before its time.
     pub news: watch::Sender<()>,
+    /// What Sidekiq's API and web page see of this process, and tell it.
+    pub presence: Option<Presence>,
 }
 
 impl Shared {
     /// The breaker of a queue.
     pub fn breaker(&self, queue: usize) -> std::sync::MutexGuard<'_, Breaker> {
         self.breakers[queue].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// People want this process to take no more jobs.
+    pub fn is_quiet(&self) -> bool {
+        self.presence.as_ref().is_some_and(Presence::is_quiet)
+    }
+
+    /// People want nobody to take jobs of this queue.
+    pub fn is_paused(&self, queue: usize) -> bool {
+        self.presence.as_ref().is_some_and(|presence| presence.is_paused(queue))
     }
 
     /// The states of all breakers as records hold them: `high=open low=closed`.

@@ -380,6 +380,21 @@ pub struct Sidekiq {
     /// `retry.backoff.base` to `retry.backoff.max`. Not set: sidekiq.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry: Option<SidekiqRetry>,
+    /// Which due jobs of Sidekiq's `retry` and `schedule` sets the workers bring back to their queues: `all` is those of
+    /// every queue, `off` leaves it to Ruby processes. Not set: all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub promote: Option<SidekiqPromote>,
+}
+
+/// Which due jobs are brought back to their queues.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum SidekiqPromote {
+    /// Those of every queue.
+    #[default]
+    All,
+    /// None.
+    Off,
 }
 
 /// The retry formulas of the sidekiq protocol.

@@ -127,9 +127,9 @@ pub fn is_managed(queue: &JobQueue) -> bool {
 
 /// Everything that `queue` needs, or what is wrong with it.
 pub fn children(queue: &JobQueue, resolved: &Resolved) -> Result<Children, Error> {
-    if queue.spec.protocol != Protocol::Files {
+    if queue.spec.protocol == Protocol::Async {
         // Its workers would read the jobs as malformed ones and bury them all.
-        let message = "spec.protocol: the workers of this version speak files only";
+        let message = "spec.protocol: the workers of this version speak files and sidekiq";
         return Err(Error::stalled("UnsupportedProtocol", message));
     }
     let rendered =

@@ -1,7 +1,12 @@
 //! Deletion. With `Retain` Kubernetes does it all: what belongs to the queue goes with it, what holds jobs stays. Only
 //! `Delete` needs us, and so a finalizer: workers first, then the keys, then Redis, its volume and its password.
+use std::sync::Arc;
 use std::time::Duration;
 
+use jobqueue::connect::Connector;
+use jobqueue::keys::Keys;
+use jobqueue::reaper::{Reaped, Reaper};
+use jobqueue::store::{Session, StoreError};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, Preconditions};
 use kube::core::PartialObjectMeta;
@@ -16,7 +21,7 @@ use super::names::{MANAGED_BY, Names, QUEUE_LABEL};
 use super::resolve::Resolved;
 use super::{Context, Error, FINALIZER};
 use crate::api::v1alpha1::{DeletionPolicy, JobQueue, Protocol};
-use crate::observer::claimed_keys;
+use crate::observer::{Target, claimed_keys};
 
 /// After this long a deletion goes on without Redis: an object that cannot be deleted is worse than keys that stay.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -158,9 +163,9 @@ impl Context {
         let children = build::children(queue, &resolved).map_err(|error| text(&error))?;
         let (config, secret) = (&children.rendered.config, resolved.redis_secret.as_ref());
         let target = self.target(queue, config, secret, 0);
-        let connector = jobqueue::connect::Connector::new(target.settings.clone());
+        let connector = Connector::new(target.settings.clone());
         for shard in &target.shards {
-            let mut session = jobqueue::store::Session::new(&connector, shard, Duration::from_secs(1));
+            let mut session = Session::new(&connector, shard, Duration::from_secs(1));
             if queue.spec.protocol != Protocol::Sidekiq {
                 for key in claimed_keys(shard) {
                     let owner = session.own(&key, &target.owner, None).await.map_err(|error| text(&error))?;
@@ -169,10 +174,27 @@ impl Context {
                     }
                 }
             }
+            if queue.spec.protocol == Protocol::Sidekiq {
+                give_back(&target, &connector, shard).await.map_err(|error| text(&error))?;
+            }
             session.delete_all().await.map_err(|error| text(&error))?;
         }
         Ok(())
     }
+}
+
+/// Gives back what lanes of dead workers still hold: the jobs are the application's. Nobody works on the queue any more.
+async fn give_back(target: &Target, connector: &Connector, shard: &Keys) -> Result<(), StoreError> {
+    let session = || Session::new(connector, shard, Duration::from_secs(1));
+    let mut reaper = Reaper::new(session(), Arc::clone(&target.rules), target.reaper);
+    let mut session = session();
+    for lane in session.lanes(0, usize::MAX >> 1).await? {
+        session.fence(&lane, true, "deleted").await?;
+    }
+    for lane in session.reaping(usize::MAX >> 1).await? {
+        reaper.empty(&lane, &mut Reaped::default()).await?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

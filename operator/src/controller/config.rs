@@ -197,9 +197,18 @@ fn handler(tree: &mut Tree, queue: &JobQueue, resolved: &Resolved) {
         tree.set("worker.handler.kind", "http");
         tree.take("worker.handler.http", http, &["secret_ref"]);
         if let Some(secret) = &resolved.handler_secret {
-            let (field, key) =
-                if secret.has("hmac") { ("hmac_key_file", "hmac") } else { ("token_file", "token") };
-            tree.set(&format!("worker.handler.http.{field}"), format!("{HANDLER_SECRET_DIR}/{key}"));
+            for (field, key) in [
+                ("hmac_key_file", "hmac"),
+                ("token_file", "token"),
+                ("ca_file", "ca.crt"),
+                ("cert_file", "tls.crt"),
+                ("key_file", "tls.key"),
+            ] {
+                // Signed requests need no token.
+                if secret.has(key) && (key != "token" || !secret.has("hmac")) {
+                    tree.set(&format!("worker.handler.http.{field}"), format!("{HANDLER_SECRET_DIR}/{key}"));
+                }
+            }
         }
         if let Some(app) = &worker.app {
             tree.set("worker.handler.http.url", format!("http://127.0.0.1:{}", app.port));

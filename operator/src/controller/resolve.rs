@@ -95,11 +95,13 @@ impl Resolved {
             Some(reference) => {
                 let field = "spec.worker.handler.http.secretRef";
                 let secret = context.secret(&names.namespace, &reference.name, field, &[]).await?;
-                if secret.has("token") == secret.has("hmac") {
+                let either = ["token", "hmac"].iter().filter(|key| secret.has(key)).count();
+                if either > 1 || (either == 0 && !secret.has("ca.crt") && !secret.has("tls.crt")) {
                     return Err(Error::stalled(
                         "InvalidSecret",
                         format!(
-                            "{field}: Secret {} must have exactly one of the keys token and hmac",
+                            "{field}: Secret {} must have one of the keys token and hmac, and not both (ca.crt, tls.crt and \
+                             tls.key may stand beside it, or alone)",
                             reference.name
                         ),
                     ));

@@ -13,7 +13,7 @@ use kube::runtime::reflector::ObjectRef;
 use tokio::sync::Notify;
 
 use super::{INTERVAL, LONGEST_BACKOFF, Observer, Target};
-use crate::api::v1alpha1::JobQueue;
+use crate::api::v1alpha1::{JobQueue, Protocol};
 use crate::rescue::{self, Death};
 
 /// Workers reap by themselves this long after the operator has gone.
@@ -123,7 +123,8 @@ impl Observer {
             // What the next look would say.
             watched.lanes.retain(|lane| !fenced.contains(&lane.lane));
         }
-        if known.due > 0 {
+        // What is due of Sidekiq's jobs waits in sets that no queue counts as its own.
+        if known.due > 0 || target.protocol == Protocol::Sidekiq {
             promoter::pass(session, &target.rules).await?;
         }
         let pause = if known.lanes.is_empty() && known.reaping == 0 { AUDIT } else { target.reap_interval };

@@ -356,6 +356,8 @@ fn resolve(tree: &mut Value) {
         default("worker.max_retries", if exponential { 24 } else { 25 }.into());
         default("worker.backoff.base", "15s".into());
         default("worker.backoff.max", "24h".into());
+        // Sidekiq itself has no limit; this one only keeps a mistake from filling the memory of every worker.
+        default("worker.max_payload_bytes", (16 * 1024 * 1024).into());
     }
     let namespace = default("sidekiq.namespace", "".into());
     let namespace = namespace.as_str().unwrap_or_default();

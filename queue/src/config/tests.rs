@@ -172,6 +172,12 @@ mod environment {
             }
             "redis.tls.cert_file" => ("/c".into(), json!("/c"), vec![("REDIS_TLS_KEY_FILE", "/k")]),
             "redis.tls.key_file" => ("/k".into(), json!("/k"), vec![("REDIS_TLS_CERT_FILE", "/c")]),
+            "worker.handler.http.cert_file" => {
+                ("/c".into(), json!("/c"), vec![("WORKER_HANDLER_HTTP_KEY_FILE", "/k")])
+            }
+            "worker.handler.http.key_file" => {
+                ("/k".into(), json!("/k"), vec![("WORKER_HANDLER_HTTP_CERT_FILE", "/c")])
+            }
             "worker.priorities" => ("low, high".into(), json!(["low", "high"]), vec![]),
             "worker.handler.kind" => {
                 ("http".into(), json!("http"), vec![("WORKER_HANDLER_HTTP_UNIX_SOCKET", "/app.sock")])

@@ -3,6 +3,7 @@ use super::load::default_queue;
 use super::problem::{Note, Problem};
 use super::secret::mask_url;
 use super::{Config, Duration, HandlerKind, Protocol};
+use crate::fetch::MOST_WEIGHTED;
 use std::collections::HashSet;
 use std::fmt;
 
@@ -94,6 +95,9 @@ fn queues(config: &Config, rules: &mut Rules, notes: &mut Vec<Note>) {
         let rule = format!("needs a weight for {name}: weights are given to all queues or to none");
         rules.require(worker.weights.contains_key(name), &["worker.weights", key], "{...}", rule);
     }
+    let drawn = worker.weights.is_empty() || worker.priorities.len() <= MOST_WEIGHTED;
+    let rule = format!("weights are drawn among at most {MOST_WEIGHTED} queues");
+    rules.require(drawn, &[key, "worker.weights"], worker.priorities.len(), rule);
     let fallback = &config.producer.default_priority;
     let listed = worker.priorities.is_empty() || worker.priorities.contains(fallback);
     rules.require(
@@ -225,6 +229,12 @@ fn handler(config: &Config, rules: &mut Rules) {
         &["worker.handler.http.hmac_key_file", "worker.handler.http.token_file"],
         quoted(&http.hmac_key_file),
         "must be empty when worker.handler.http.token_file is set",
+    );
+    rules.require(
+        http.cert_file.is_empty() == http.key_file.is_empty(),
+        &["worker.handler.http.cert_file", "worker.handler.http.key_file"],
+        quoted(&http.cert_file),
+        "worker.handler.http.cert_file and worker.handler.http.key_file are set together or not at all",
     );
     let program = handler.command.argv.first().is_some_and(|program| !program.is_empty());
     rules.require(

@@ -55,7 +55,8 @@ pub struct Worker {
     /// How many completed jobs are kept; 0 keeps none, -1 keeps all.
     #[schemars(range(min = -1))]
     pub completed_max: i64,
-    /// How many dead letters are kept; -1 keeps all. What is trimmed is counted in the metrics.
+    /// How many dead letters are kept; -1 keeps all. What is trimmed is counted in the metrics. For `sidekiq` -1 means
+    /// Sidekiq's own limits: 9,999 jobs, 180 days.
     #[schemars(range(min = -1))]
     pub dead_letter_max: i64,
     /// How long one blocking fetch on an idle queue waits: at least 50ms, at most half of `heartbeat_ttl`.
@@ -63,7 +64,7 @@ pub struct Worker {
     pub brpoplpush_timeout: Duration,
     /// How long running jobs may take to finish after SIGTERM; then they are released, uncounted.
     pub drain_timeout: Duration,
-    /// Larger jobs become dead letters unread.
+    /// Larger jobs become dead letters unread. 16 MiB for `sidekiq`.
     #[schemars(range(min = 1, max = 536_870_912))]
     pub max_payload_bytes: u64,
     /// What runs a job.
@@ -206,6 +207,12 @@ pub struct Http {
     pub token_file: String,
     /// A file with the key that requests are signed with (HMAC-SHA256) instead of a bearer token.
     pub hmac_key_file: String,
+    /// PEM file with the authorities that are trusted instead of the system's, for an `https://` URL.
+    pub ca_file: String,
+    /// PEM file with our certificate, for an application that asks for one.
+    pub cert_file: String,
+    /// PEM file with the key of `cert_file`.
+    pub key_file: String,
 }
 
 impl Default for Http {
@@ -217,6 +224,9 @@ impl Default for Http {
             timeout: Duration::from_secs(60),
             token_file: String::new(),
             hmac_key_file: String::new(),
+            ca_file: String::new(),
+            cert_file: String::new(),
+            key_file: String::new(),
         }
     }
 }

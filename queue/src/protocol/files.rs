@@ -181,7 +181,7 @@ impl Protocol for Files {
         Decision { verdict: Verdict::Suspected, effects }
     }
 
-    fn promote(&self, member: &Bytes, queue: &QueueKeys) -> Vec<Effect> {
+    fn promote(&self, member: &Bytes, queue: &QueueKeys, _now_ms: u64) -> Vec<Effect> {
         let raw =
             member.iter().position(|byte| *byte == b'|').map_or(member.clone(), |at| member.slice(at + 1..));
         vec![Effect::Push { key: queue.queue.clone(), side: Side::Left, bytes: raw }]
@@ -512,7 +512,7 @@ mod tests {
 
         #[test]
         fn promotion_gives_back_exactly_what_was_delayed(raw in proptest::collection::vec(any::<u8>(), 0..64)) {
-            let effects = policy().promote(&tagged("lane-1-2", &raw), &queue());
+            let effects = policy().promote(&tagged("lane-1-2", &raw), &queue(), 0);
             let back = Effect::Push { key: queue().queue, side: Side::Left, bytes: raw.into() };
             prop_assert_eq!(effects, vec![back]);
         }

@@ -4,7 +4,7 @@
 --         then five a queue: queue, suspects, held, parked, parked suspects; then destinations of effects
 -- ARGV[1] token  [2] seq  [3] digest of the suspect that runs alone, or ""  [4] quiet word acknowledged  [5] room (free slots)
 --     [6] byte budget of the reply  [7] consuming side: R or L  [8] completed_max  [9] busy ms to count
---     [10] number of queues
+--     [10] number of queues  [11] in which order each free slot asks them, a byte a queue; "" = all in theirs
 --     then a queue: limit (at most this many, 0 = leave alone), suspects limit, parked, parked suspects,
 --       expected length of held. Parked: "-" leave, "1" adopt the one entry we know, "0" adopt and tell, "r" release
 --     then the number of settlements, by position first; each: queue, "p" position length head | "b" bytes "" "",
@@ -40,7 +40,7 @@ end
 -- Under maxmemory only the first write of a script is refused, and never a removal: this one opens the way.
 redis.call('HDEL', record, '')
 
-local errors, statuses, at = {}, {}, 11
+local errors, statuses, at = {}, {}, 12
 -- Counted here and not by the caller: what is refused is said again, and must not count twice.
 local counted = { done = 0, failed = 0 }
 -- broken: the queues whose held list is none. They are left alone, the others are served.
@@ -214,7 +214,33 @@ local function take(queue, from, want)
   return taken
 end
 
+-- Weighted: how many each queue gives is drawn, a slot at a time, from what waits. All are taken in this one step, so
+-- that which of them comes first means nothing any more.
+local function draw(orders)
+  local left, drawn = {}, {}
+  for queue = 1, queues do
+    local limit, waiting = limits[queue], redis.pcall('LLEN', key_of(queue, QUEUE))
+    local suspects = redis.pcall('LLEN', key_of(queue, SUSPECTS))
+    if type(waiting) ~= 'number' then waiting = 0 end
+    if type(suspects) ~= 'number' then suspects = 0 end
+    local usable = not whole[queue] and not broken[queue]
+    left[queue] = usable and math.min(limit[1], waiting + math.min(suspects, limit[2])) or 0
+    drawn[queue] = 0
+  end
+  for slot = 1, math.min(room, #orders / queues) do
+    for place = 1, queues do
+      local queue = string.byte(orders, (slot - 1) * queues + place)
+      if left[queue] > 0 then
+        left[queue], drawn[queue] = left[queue] - 1, drawn[queue] + 1
+        break
+      end
+    end
+  end
+  for queue = 1, queues do limits[queue][1] = drawn[queue] end
+end
+
 if paused == 0 and quiet == '' then
+  if ARGV[11] ~= '' then draw(ARGV[11]) end
   for queue = 1, queues do
     if not whole[queue] and not broken[queue] then
       local limit = limits[queue]

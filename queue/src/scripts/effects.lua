@@ -3,8 +3,10 @@
 --   L bytes          push at the left           R bytes          push at the right
 --   Z score member   add to a sorted set        S bytes ttl_ms   set (ttl "" = none)
 --   T max counters   trim a list to max; how many were trimmed is counted in KEYS[counters]
+--   D score rank     remove from a sorted set what is up to score, and what is up to rank
+--   A name           add to a set
 -- L, R, Z and S place the job: all of their destinations are checked before the first write, and a
--- placement that is refused leaves the job where it was. T only tidies: never a reason to stop.
+-- placement that is refused leaves the job where it was. The others only tidy: never a reason to stop.
 local PLACES = { L = 'list', R = 'list', Z = 'zset', S = false }
 local checked = {}
 
@@ -49,6 +51,12 @@ local function run(op, key, a, b)
     end
     return
   end
+  if op == 'D' then
+    redis.pcall('ZREMRANGEBYSCORE', key, '-inf', a)
+    redis.pcall('ZREMRANGEBYRANK', key, 0, b)
+    return
+  end
+  if op == 'A' then redis.pcall('SADD', key, a) end
 end
 
 -- Places the job: nil, or the key that refused it and why.

@@ -1,12 +1,13 @@
 -- Read a page, bounded by count and by bytes (at least one entry): nothing here grows with the backlog.
 -- KEYS[1] a list, or a sorted set
--- ARGV[1] "head" | "tail" (of a list, from that end inwards) | "due" (of a sorted set, by score)
+-- ARGV[1] "head" | "tail" (of a list, from that end inwards) | "due", "due-seconds" (of a sorted set,
+--         by score: milliseconds, or seconds with a fraction)
 --     [2] at most this many  [3] at most this many bytes  [4] entries to skip first
 -- Returns {seconds, microseconds, length, entry...}
 local now = redis.call('TIME')
 local kind, budget, at = ARGV[1], tonumber(ARGV[3]), tonumber(ARGV[4])
 local most = at + tonumber(ARGV[2])
-local length = redis.call(kind == 'due' and 'ZCARD' or 'LLEN', KEYS[1])
+local length = redis.call(string.sub(kind, 1, 3) == 'due' and 'ZCARD' or 'LLEN', KEYS[1])
 local answer = { now[1], now[2], length }
 while at < math.min(most, length) do
   local entries
@@ -17,8 +18,9 @@ while at < math.min(most, length) do
     entries = redis.call('LRANGE', KEYS[1], math.max(0, length - at - 10), length - at - 1)
     first, last, step = #entries, 1, -1
   else
-    local ms = now[1] * 1000 + math.floor(now[2] / 1000)
-    entries = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', ms, 'LIMIT', at, 10)
+    local score = now[1] * 1000 + math.floor(now[2] / 1000)
+    if kind == 'due-seconds' then score = string.format('%d.%06d', now[1], now[2]) end
+    entries = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', score, 'LIMIT', at, 10)
   end
   for i = first, last or #entries, step do
     if at >= most or (budget < #entries[i] and #answer > 3) then return answer end

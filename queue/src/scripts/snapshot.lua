@@ -4,6 +4,7 @@
 --         then three a queue: queue, suspects, delayed
 -- ARGV[1] consuming side: R or L  [2] at most this many bytes of the oldest entry
 --     [3] what a lane's record is called, without the lane  [4] at most this many lanes of each registry
+--     [5] what the dead letters are: list or zset
 -- Returns {seconds, microseconds, counters, dead, completed, lanes, reaping, jobs held by lanes, paused,
 --       {a queue: waiting, suspects, delayed, due, oldest entry, {{key, reason}...}}, {{key, reason}...},
 --       {a registered lane: lane, pod, start, JobQueue, jobs held, quiet word acknowledged, breakers}}
@@ -64,7 +65,7 @@ for _, lane in ipairs(read(unfit, {}, 'ZRANGE', KEYS[5], 0, ARGV[4] - 1)) do
   end
 end
 return {
-  now[1], now[2], read(unfit, {}, 'HGETALL', KEYS[1]), read(unfit, 0, 'LLEN', KEYS[2]),
+  now[1], now[2], read(unfit, {}, 'HGETALL', KEYS[1]), read(unfit, 0, ARGV[5] == 'zset' and 'ZCARD' or 'LLEN', KEYS[2]),
   read(unfit, 0, 'LLEN', KEYS[3]), read(unfit, 0, 'ZCARD', KEYS[4]), read(unfit, 0, 'ZCARD', KEYS[5]), in_flight,
   redis.call('EXISTS', KEYS[6]), queues, unfit, lanes,
 }

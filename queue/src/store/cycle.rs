@@ -89,6 +89,8 @@ pub struct Cycle {
     pub quiet: String,
     /// Free slots.
     pub room: usize,
+    /// In which order each free slot asks the queues: see [`crate::fetch`]. Empty: in theirs.
+    pub orders: Vec<u8>,
     /// Time the handlers spent on what is settled here for the first time.
     pub busy_ms: u64,
     /// One a queue, in order.
@@ -192,7 +194,7 @@ impl Session {
             Some(max) => call.arg(max),
             None => call.arg(-1),
         };
-        call.arg(cycle.busy_ms).arg(cycle.queues.len());
+        call.arg(cycle.busy_ms).arg(cycle.queues.len()).arg(&cycle.orders[..]);
         for queue in &cycle.queues {
             call.arg(queue.limit).arg(queue.suspects).arg(queue.parked.word());
             call.arg(queue.parked_suspects.word()).arg(queue.expected);

@@ -47,8 +47,10 @@ pub enum PageKind {
     Head,
     /// A list from its tail.
     Tail,
-    /// The due members of a sorted set.
+    /// The due members of a sorted set whose scores are milliseconds.
     Due,
+    /// The due members of a sorted set whose scores are seconds, with a fraction.
+    DueSeconds,
 }
 
 /// Some entries of a key.
@@ -152,9 +154,7 @@ pub struct QueueSnapshot {
 impl QueueSnapshot {
     /// How long the next job has waited at `now_ms`, by what it says of itself.
     pub fn oldest_age(&self, now_ms: u64) -> Option<Duration> {
-        let made: jiff::Timestamp = job::creation_time(&self.oldest)?.parse().ok()?;
-        let made_ms = u64::try_from(made.as_millisecond()).ok()?;
-        Some(Duration::from_millis(now_ms.saturating_sub(made_ms)))
+        Some(Duration::from_millis(now_ms.saturating_sub(job::waits_since_ms(&self.oldest)?)))
     }
 }
 
@@ -227,6 +227,7 @@ impl Session {
             PageKind::Head => "head",
             PageKind::Tail => "tail",
             PageKind::Due => "due",
+            PageKind::DueSeconds => "due-seconds",
         };
         call.arg(word).arg(count).arg(PAGE_BYTES).arg(skip);
         let mut reply = list(self.eval(&PAGE, &call).await?)?.into_iter();
@@ -330,6 +331,7 @@ impl Session {
         }
         let mut call = Call::new(keys);
         call.arg(side.letter()).arg(OLDEST_BYTES).arg(self.keys.record("")).arg(LANES);
+        call.arg(self.keys.dead_letters_kind());
         let reply = list(self.eval(&SNAPSHOT, &call).await?)?;
         let [
             seconds,

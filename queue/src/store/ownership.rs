@@ -72,7 +72,8 @@ impl Session {
     }
 
     /// Deletes every key of this shard, its jobs included: for a queue that is deleted with all it holds. Nobody may work
-    /// on it any more. Keys are named one by one: another queue's prefix may begin with this one's.
+    /// on it any more. Keys are named one by one: another queue's prefix may begin with this one's. Queues and dead letters
+    /// of another program stay; what lanes still hold of them is to be given back first.
     pub async fn delete_all(&mut self) -> Result<(), StoreError> {
         let mut lanes = self.lanes(0, usize::MAX >> 1).await?;
         lanes.extend(self.reaping(usize::MAX >> 1).await?);
@@ -102,8 +103,13 @@ impl Session {
             }
         }
         let keys = self.keys.clone();
+        let foreign = keys.queues_are_foreign();
         let of_queues = keys.queues.iter().flat_map(|queue| {
-            [queue.queue.clone(), queue.suspects.clone(), queue.delayed.clone(), claim(&queue.queue)]
+            let mut own = vec![queue.suspects.clone(), queue.delayed.clone()];
+            if !foreign {
+                own.extend([queue.queue.clone(), claim(&queue.queue)]);
+            }
+            own
         });
         let own = [
             keys.lanes(),
@@ -115,10 +121,9 @@ impl Session {
             keys.counters(),
             keys.layout(),
             keys.completed(),
-            keys.dead_letters(),
             claim(&keys.lanes()),
         ];
-        for key in of_queues.chain(own) {
+        for key in of_queues.chain(own).chain((!foreign).then(|| keys.dead_letters())) {
             self.unlink(&key).await?;
         }
         Ok(())

@@ -8,3 +8,4 @@ mod model;
 mod ownership;
 mod reap;
 mod shards;
+mod sidekiq;

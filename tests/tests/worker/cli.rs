@@ -127,14 +127,34 @@ fn the_api_role_says_that_it_is_not_there_yet() {
 
 #[test]
 fn a_protocol_that_is_not_spoken_yet_is_refused_before_anything_is_touched() {
-    for protocol in ["sidekiq", "async"] {
-        for args in [["--role=worker"], ["--role=producer"], ["stats"]] {
-            let options = args.iter().fold(WorkerOptions::new(""), |options, arg| options.arg(*arg));
-            let output = options.env("PROTOCOL", protocol).output();
-            assert_eq!(output.status.code(), Some(2), "{args:?}");
-            assert!(
-                said(&output).1.contains(&format!("protocol = {protocol}: this version speaks files only"))
-            );
-        }
+    for args in [["--role=worker"], ["--role=producer"], ["stats"]] {
+        let options = args.iter().fold(WorkerOptions::new(""), |options, arg| options.arg(*arg));
+        let output = options.env("PROTOCOL", "async").output();
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+        assert!(said(&output).1.contains("protocol = async: this version speaks files and sidekiq"));
     }
+}
+
+#[test]
+fn what_sidekiqs_own_tools_do_is_left_to_them() {
+    for (args, message) in [
+        (vec!["--role=producer"], "Sidekiq's clients enqueue their own jobs"),
+        (vec!["--role=all"], "Sidekiq's clients enqueue their own jobs"),
+        (vec!["requeue-dlq"], "Sidekiq::DeadSet"),
+        (vec!["purge-dlq", "--yes"], "Sidekiq::DeadSet"),
+        (vec!["peek", "--queue", "dead"], "Sidekiq::DeadSet"),
+    ] {
+        let options = args.iter().fold(WorkerOptions::new(""), |options, arg| options.arg(*arg));
+        let output = options.env("PROTOCOL", "sidekiq").output();
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+        assert!(said(&output).1.contains(message), "{args:?}: {}", said(&output).1);
+    }
+}
+
+#[test]
+fn sidekiq_on_a_cluster_is_refused_with_the_reason() {
+    let options = WorkerOptions::new("worker").env("PROTOCOL", "sidekiq").env("REDIS_CLUSTER", "true");
+    let output = options.output();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(said(&output).1.contains("Sidekiq's own client cannot use Redis Cluster"), "{}", said(&output).1);
 }

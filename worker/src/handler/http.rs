@@ -24,7 +24,7 @@ use std::error::Error;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::time::Duration;
-use tokio::time::timeout_at;
+use tokio::time::{Instant, timeout_at};
 
 /// Read of an answer: more than a verdict needs, little enough to hold for every slot.
 const ANSWER_MAX: usize = 64 * 1024;
@@ -36,6 +36,11 @@ const IDLE: Duration = Duration::from_secs(15);
 /// A peer that has not accepted by then is away. Half of the timeout at most, so that it is always seen
 /// as away and not as a job that took too long.
 const CONNECT: Duration = Duration::from_secs(5);
+
+/// Threads become free at any moment: a whole second, the least that the header can say, is a long time.
+const BUSY_LEAST: Duration = Duration::from_millis(50);
+/// Nor is it left alone for longer than this, whatever it asks for.
+const BUSY_MOST: Duration = Duration::from_secs(1);
 
 /// How long the body of an answer that says all by its status may keep us.
 const SKIPPING: Duration = Duration::from_millis(100);
@@ -50,6 +55,7 @@ const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const JOB_ID: HeaderName = HeaderName::from_static("x-job-id");
 const JOB_ATTEMPT: HeaderName = HeaderName::from_static("x-job-attempt");
+const LAST_ATTEMPT: HeaderName = HeaderName::from_static("x-job-last-attempt");
 const TIMESTAMP: HeaderName = HeaderName::from_static("x-jobqueue-timestamp");
 const SIGNATURE: HeaderName = HeaderName::from_static("x-jobqueue-signature");
 
@@ -160,17 +166,33 @@ impl Http {
     }
 
     pub(super) async fn handle(&self, job: &Job, call: &Call) -> Outcome {
-        let ends = call.ends_by(self.timeout);
-        timeout_at(ends, self.post(job, call)).await.unwrap_or_else(|_| {
-            let text = format!("no answer within {:?}", self.timeout);
-            Outcome::Failed(Failure::new(Reason::Timeout, text))
-        })
+        // How long a busy program is asked again: as long as it would have had for the job.
+        let patience = call.ends_by(self.timeout);
+        loop {
+            let ends = call.ends_by(self.timeout);
+            let said = timeout_at(ends, self.post(job, call)).await.unwrap_or_else(|_| {
+                let text = format!("no answer within {:?}", self.timeout);
+                Said::Outcome(Outcome::Failed(Failure::new(Reason::Timeout, text)))
+            });
+            match said {
+                Said::Outcome(outcome) => return outcome,
+                Said::Busy(wait) => {
+                    // Its slot waits with the job: given back, the job would be fetched again at once, by us or by
+                    // another that the same program turns away.
+                    let wait = wait.clamp(BUSY_LEAST, BUSY_MOST).mul_f64(fastrand::f64().mul_add(0.5, 0.75));
+                    if Instant::now() + wait >= patience {
+                        return Outcome::HandlerUnavailable("answered 503, busy for too long".into());
+                    }
+                    tokio::time::sleep(wait).await;
+                }
+            }
+        }
     }
 
-    async fn post(&self, job: &Job, call: &Call) -> Outcome {
+    async fn post(&self, job: &Job, call: &Call) -> Said {
         let headers = match self.headers(job, call).await {
             Ok(headers) => headers,
-            Err(reason) => return Outcome::HandlerUnavailable(reason),
+            Err(reason) => return Said::Outcome(Outcome::HandlerUnavailable(reason)),
         };
         let mut request = Request::new(Full::new(job.raw.clone()));
         *request.method_mut() = Method::POST;
@@ -178,13 +200,14 @@ impl Http {
         *request.headers_mut() = headers;
         match self.connections.send(request).await {
             Ok((answer, connection)) => {
+                let busy = busy(answer.status(), answer.headers());
                 let (outcome, whole) = self.answer(answer).await;
                 if whole {
                     self.connections.keep(connection);
                 }
-                outcome
+                busy.map_or(Said::Outcome(outcome), Said::Busy)
             }
-            Err(lost) => without_answer(&lost),
+            Err(lost) => Said::Outcome(without_answer(&lost)),
         }
     }
 
@@ -192,6 +215,9 @@ impl Http {
         let mut headers = HeaderMap::with_capacity(FEW_HEADERS);
         headers.extend(self.fixed.clone());
         headers.insert(JOB_ATTEMPT, HeaderValue::from(job.fields.retries.saturating_add(1)));
+        if let Some(last) = call.last_attempt {
+            headers.insert(LAST_ATTEMPT, HeaderValue::from_static(if last { "true" } else { "false" }));
+        }
         let optional = [
             (JOB_ID, Some(&job.fields.id)),
             (TRACEPARENT, call.traceparent.as_ref()),
@@ -253,6 +279,22 @@ impl Http {
         };
         (outcome, whole)
     }
+}
+
+/// What one request came to.
+enum Said {
+    /// How the run ended.
+    Outcome(Outcome),
+    /// It never began: every thread of the program has a job. Ask again after this time.
+    Busy(Duration),
+}
+
+/// A 503 that says when to come again: the program is there, and full. Without that it may be anything.
+fn busy(status: StatusCode, headers: &HeaderMap) -> Option<Duration> {
+    if status != StatusCode::SERVICE_UNAVAILABLE {
+        return None;
+    }
+    headers.get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok().map(Duration::from_secs)
 }
 
 fn target(settings: &HttpSettings) -> Result<Url, HttpError> {

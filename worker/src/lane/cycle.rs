@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use jobqueue::breaker;
 use jobqueue::effects::{Decision, Verdict};
+use jobqueue::fetch;
 use jobqueue::job::{Fields, Job};
 use jobqueue::outcome::Outcome;
 use jobqueue::protocol::Interruption;
@@ -94,7 +95,8 @@ impl Lane {
         } else {
             free
         };
-        let mut cycle = Cycle { seq: self.seq + 1, room, ..Cycle::default() };
+        let orders = fetch::orders(&self.shared.settings.weights, room, |below| fastrand::u64(0..below));
+        let mut cycle = Cycle { seq: self.seq + 1, room, orders, ..Cycle::default() };
         let (mut by_position, mut by_bytes, mut done) = (Vec::new(), Vec::new(), Vec::new());
         let mut claimed = Vec::new();
         let drained = !self.quiet.is_empty() && self.parks.iter().all(|park| park.state != State::Waiting);
@@ -108,7 +110,7 @@ impl Lane {
             let mut ask = QueueAsk { expected: self.held[queue].len(), ..QueueAsk::default() };
             let mut breaker = self.shared.breaker(queue);
             let before = breaker.state(now);
-            ask.limit = breaker.allows(room, now);
+            ask.limit = if self.shared.is_paused(queue) { 0 } else { breaker.allows(room, now) };
             ask.suspects = ask.limit.min(1);
             let probes = before == breaker::State::HalfOpen && ask.limit > 0;
             if probes {
@@ -272,6 +274,9 @@ impl Lane {
     /// A job was settled: counts it, and says so.
     pub(super) fn report(&self, held: &Held, planned: &Planned) {
         let metrics = &self.shared.queue_metrics[planned.queue];
+        if let (Some(presence), Phase::Finished(..)) = (&self.shared.presence, &held.phase) {
+            presence.settled(planned.verdict);
+        }
         match planned.verdict {
             Verdict::Done | Verdict::Discarded => metrics.jobs_completed(1),
             Verdict::Retried => metrics.jobs_retried(1),

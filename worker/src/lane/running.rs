@@ -77,8 +77,12 @@ impl Lane {
             self.finished(queue, at, job, outcome, started.elapsed());
             return;
         }
+        if let Some(presence) = &self.shared.presence {
+            presence.started((self.index, key), metrics.name(), &job);
+        }
         let (shared, sender, running) = (Arc::clone(&self.shared), self.sender.clone(), Arc::clone(&job));
         let name = Arc::clone(metrics.name());
+        let last_attempt = self.shared.protocol.is_last_attempt(&job, self.session.now_ms());
         let task = tokio::spawn(async move {
             let consumed = shared.tracer.consume(&running.fields, &name);
             let span = shared.tracer.process(&running.fields, &name, &consumed);
@@ -87,6 +91,7 @@ impl Lane {
                 queue: name,
                 traceparent: span.traceparent(),
                 request_id: Some(running.fields.id.clone()),
+                last_attempt,
                 deadline: None,
             };
             let handling = std::panic::AssertUnwindSafe(shared.handler.handle(&running, &call));

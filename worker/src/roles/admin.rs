@@ -52,6 +52,14 @@ struct Admin {
 /// Runs one command.
 pub async fn run(config: &Config, command: Command) -> anyhow::Result<ExitCode> {
     let mut engine = Engine::new(config);
+    if engine.shards[0].queues_are_foreign()
+        && let Some(what) = of_dead_letters(&command)
+    {
+        return Ok(failed(&AdminError::Usage(format!(
+            "{what}: with protocol sidekiq dead jobs are Sidekiq's own, nothing was touched: use the page Dead of \
+             Sidekiq's web interface, or Sidekiq::DeadSet"
+        ))));
+    }
     if !matches!(command, Command::Config(_) | Command::Completion { .. }) {
         // What an earlier layout left behind has jobs and dead letters too.
         match layout::leftovers(&engine).await {
@@ -77,6 +85,17 @@ pub async fn run(config: &Config, command: Command) -> anyhow::Result<ExitCode> 
         Ok(End::Interrupted) => ExitCode::from(EXIT_INTERRUPTED),
         Err(error) => failed(&error),
     })
+}
+
+/// Commands about lists that a protocol whose queues are another program's does not have.
+fn of_dead_letters(command: &Command) -> Option<&'static str> {
+    match command {
+        Command::PurgeDlq(_) => Some("purge-dlq"),
+        Command::RequeueDlq(_) => Some("requeue-dlq"),
+        Command::Peek(peek) if peek.queue == "dead" => Some("peek --queue dead"),
+        Command::Peek(peek) if peek.queue == "completed" => Some("peek --queue completed"),
+        _ => None,
+    }
 }
 
 fn failed(error: &AdminError) -> ExitCode {

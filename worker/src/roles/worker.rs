@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use jobqueue::breaker::Breaker;
-use jobqueue::config::{Config, HandlerKind};
+use jobqueue::config::{Config, HandlerKind, Protocol};
 use jobqueue::engine::{Engine, breaker_settings};
 use jobqueue::keys::Keys;
 use jobqueue::store::{Fenced, Registration};
@@ -20,6 +20,7 @@ use crate::health::{FIRST_LANE, Readiness};
 use crate::heartbeat;
 use crate::lane::{End, Lane};
 use crate::metrics::Metrics;
+use crate::presence::{self, Presence};
 use crate::shared::{Beat, LaneSettings, Shared};
 use crate::shutdown::{Shutdown, shutdown};
 use crate::slots::Slots;
@@ -104,6 +105,10 @@ pub async fn run_with(
             open.spawn(lane);
         }
     }
+    if shared.presence.is_some() {
+        let session = engine.session(&engine.shards[0]);
+        background.spawn(presence::run(Arc::clone(&shared), session, closed.clone()));
+    }
     background.spawn(upkeep::export_gauges(
         engine.clone(),
         config.clone(),
@@ -181,6 +186,9 @@ fn share(
             completed_max: engine.completed_max,
             capacity: (worker.count as usize).div_ceil(lanes).max(1),
             drain_timeout: worker.drain_timeout.get(),
+            weights: (worker.priorities.iter())
+                .filter_map(|name| worker.weights.get(name).copied().map(u32::from))
+                .collect(),
             longest_backoff: engine.longest_backoff(),
         },
         registration,
@@ -189,6 +197,8 @@ fn share(
         drained: (0..lanes).map(|_| AtomicBool::new(false)).collect(),
         coroner,
         news: tokio::sync::watch::Sender::new(()),
+        presence: (config.protocol == Protocol::Sidekiq)
+            .then(|| Presence::new(config, &host, around.started_ms)),
     })
 }
 
@@ -208,8 +218,10 @@ fn handler(config: &Config) -> anyhow::Result<Handler> {
             timeout: handler.http.timeout.get(),
             token_file: given(&handler.http.token_file).map(Into::into),
             hmac_key_file: given(&handler.http.hmac_key_file).map(Into::into),
+            ca_file: given(&handler.http.ca_file).map(Into::into),
+            cert_file: given(&handler.http.cert_file).map(Into::into),
+            key_file: given(&handler.http.key_file).map(Into::into),
             concurrency: config.worker.count as usize,
-            ..HttpSettings::default()
         })?)),
         HandlerKind::Command => Handler::Command(Command::new(&CommandSettings {
             argv: handler.command.argv.clone(),

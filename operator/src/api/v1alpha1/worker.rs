@@ -193,7 +193,8 @@ pub struct Http {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "duration")]
     pub timeout: Option<Duration>,
-    /// A Secret of this namespace with the key `token` (sent as a bearer token) or `hmac` (signs the requests).
+    /// A Secret of this namespace with the key `token` (sent as a bearer token) or `hmac` (signs the requests); for an
+    /// `https://` URL also `ca.crt` (the authorities to trust), `tls.crt` and `tls.key` (our certificate and its key).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret_ref: Option<SecretReference>,
 }

@@ -260,6 +260,48 @@ fn a_new_operator_image_never_restarts_redis() {
 }
 
 #[test]
+fn a_sidekiq_queue_has_sidekiqs_keys_its_weights_and_a_prefix_of_its_own() {
+    let spec = "{protocol: sidekiq, queues: [{name: critical, weight: 5}, {name: default, weight: 1}], \
+                sidekiq: {namespace: app, promote: 'off'}, worker: {handler: {http: {}}, app: {port: 3000}, \
+                template: {spec: {containers: [{name: app, image: 'rails:1'}]}}}}";
+    let config = built(spec).rendered.config;
+    assert_eq!(config.protocol, jobqueue::config::Protocol::Sidekiq);
+    assert_eq!(config.worker.priorities, ["critical", "default"]);
+    assert_eq!(config.worker.queues["critical"], "app:queue:critical");
+    assert_eq!((config.worker.weights["critical"], config.worker.weights["default"]), (5, 1));
+    assert_eq!(config.prefix(), "jobqueue:team:thumbs");
+    assert_eq!(config.sidekiq.promote, jobqueue::config::SidekiqPromote::Off);
+    assert_eq!(config.worker.max_retries, 25);
+    assert_eq!(config.worker.handler.http.url.expose(), "http://127.0.0.1:3000");
+    let engine = jobqueue::engine::Engine::new(&config);
+    let keys = &engine.shards[0];
+    assert_eq!(keys.dead_letters(), "app:dead");
+    assert!(keys.queues_are_foreign());
+    assert_eq!(keys.queues[0].suspects, "jobqueue:team:thumbs:suspects:critical");
+}
+
+#[test]
+fn a_cluster_cannot_hold_sidekiqs_queues() {
+    let said = refusal("{protocol: sidekiq, redis: {external: {address: 'a:1', cluster: true}}}");
+    assert!(said.contains("Sidekiq's own client cannot use Redis Cluster"), "{said}");
+}
+
+#[test]
+fn the_certificates_of_a_handler_are_of_its_secret_too() {
+    let spec = "{worker: {handler: {http: {url: 'https://app:1', secretRef: {name: s}}}}}";
+    let held = ["hmac", "ca.crt", "tls.crt", "tls.key"].map(|key| (key.to_owned(), b"x".to_vec()));
+    let secret = SecretData::new("s", BTreeMap::from(held));
+    let resolved = Resolved { handler_secret: Some(secret), ..resolved() };
+    let http = children(&queue(spec), &resolved).unwrap().rendered.config.worker.handler.http;
+    assert_eq!(http.ca_file, "/etc/jobqueue-handler/ca.crt");
+    assert_eq!(
+        (http.cert_file.as_str(), http.key_file.as_str()),
+        ("/etc/jobqueue-handler/tls.crt", "/etc/jobqueue-handler/tls.key")
+    );
+    assert_eq!(http.token_file, "");
+}
+
+#[test]
 fn the_secret_of_a_handler_is_used_by_what_it_holds() {
     let spec = "{worker: {handler: {http: {url: 'http://app:1', secretRef: {name: s}}}}}";
     for (key, field) in [("token", "token_file"), ("hmac", "hmac_key_file")] {

@@ -155,9 +155,52 @@ fn retry_after_may_be_a_date() {
 }
 
 #[tokio::test]
+async fn a_busy_program_is_asked_again_until_it_has_room() {
+    let (listener, settings) = listener().await;
+    let http = Http::new(&settings).unwrap();
+    let server = async {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        for response in [answer("503 Busy", "retry-after: 0\r\n", "{}"), answer("200 OK", "", "")] {
+            let (head, body) = match request(&mut stream).await {
+                Some(seen) => seen,
+                // The answer came slowly: its connection was not used again.
+                None => {
+                    stream = listener.accept().await.unwrap().0;
+                    request(&mut stream).await.unwrap()
+                }
+            };
+            assert!(head.contains("x-job-last-attempt: true"), "{head}");
+            assert_eq!(body, JOB);
+            stream.write_all(response.as_bytes()).await.unwrap();
+        }
+    };
+    let (subject, call) = (job(JOB), Call { last_attempt: Some(true), ..Call::default() });
+    let (outcome, ()) = tokio::join!(http.handle(&subject, &call), server);
+    assert_eq!(outcome, Outcome::Done);
+}
+
+#[tokio::test]
+async fn a_program_that_stays_busy_gives_the_job_back() {
+    let (listener, mut settings) = listener().await;
+    // Less than the shortest time that it is left alone.
+    settings.timeout = Duration::from_millis(700);
+    let http = Http::new(&settings).unwrap();
+    let server = async {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        while request(&mut stream).await.is_some() {
+            let busy = answer("503 Busy", "retry-after: 9\r\n", "{}");
+            stream.write_all(busy.as_bytes()).await.unwrap();
+        }
+    };
+    let outcome =
+        tokio::select! { outcome = post(&http) => outcome, () = server => panic!("nothing was posted") };
+    assert!(matches!(outcome, Outcome::HandlerUnavailable(_)), "{outcome:?}");
+}
+
+#[tokio::test]
 async fn a_503_is_not_the_jobs_fault_even_when_its_body_is_cut_off() {
     for response in [
-        answer("503 Busy", "retry-after: 9\r\n", "{\"status\":\"failure\"}"),
+        answer("503 Stopping", "", "{\"status\":\"failure\"}"),
         "HTTP/1.1 503 Busy\r\ncontent-length: 100\r\n\r\ncut".into(),
     ] {
         assert!(matches!(answered(response).await, Outcome::HandlerUnavailable(_)));

@@ -1,7 +1,7 @@
 //! What the body of a 2xx answer says about the job: `{"status": "success" | "failure", ...}` and the
 //! words beyond it. An answer without such words is a success, so any program that answers 200 will do.
 use super::head;
-use jobqueue::outcome::{Failure, Outcome, Reason};
+use jobqueue::outcome::{Failure, Outcome, Raised, Reason};
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::Value;
 use std::fmt;
@@ -18,6 +18,7 @@ struct Verdict {
     result: Option<Value>,
     error_message: Option<Value>,
     error_class: Option<Value>,
+    backtrace: Option<Value>,
     retry_in: Option<Value>,
     word: Option<Word>,
 }
@@ -26,9 +27,10 @@ struct Verdict {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Word {
     Interrupted,
-    UnknownClass,
     Kill,
     Discard,
+    /// Stands beside any other: it only names the failure.
+    UnknownClass,
 }
 
 /// The outcome that a 2xx answer states. `whole` is false when the body was longer than what was read.
@@ -52,21 +54,25 @@ impl Verdict {
     fn outcome(&self, complete: bool) -> Outcome {
         match self.word {
             Some(Word::Interrupted) => {
-                return Outcome::HandlerDied("answered that the run was interrupted".into());
+                // It stops and has said so: the job runs again elsewhere, and nothing is held against it.
+                return Outcome::Released;
             }
-            Some(Word::UnknownClass) => {
-                return Outcome::HandlerUnavailable("answered that it does not know the job's class".into());
-            }
-            Some(Word::Kill) => return Outcome::Kill(Failure::new(Reason::Killed, self.error())),
+            Some(Word::Kill) => return Outcome::Kill(self.failure(Reason::Killed)),
             Some(Word::Discard) => return Outcome::Discard,
-            None => {}
+            Some(Word::UnknownClass) | None => {}
         }
         if let Some(delay) = self.retry_in() {
-            return Outcome::RetryIn(delay, Failure::new(Reason::Handler, self.error()));
+            return Outcome::RetryIn(delay, self.failure(Reason::Handler));
+        }
+        if self.word == Some(Word::UnknownClass) {
+            // As in Ruby, a failure like any other: released, one such job would be the next out for ever.
+            return Outcome::Failed(self.failure(Reason::Handler));
         }
         let error = match &self.status {
             Some(Value::String(status)) if status == "success" => return Outcome::Done,
-            Some(Value::String(status)) if status == "failure" => self.error(),
+            Some(Value::String(status)) if status == "failure" => {
+                return Outcome::Failed(self.failure(Reason::Handler));
+            }
             None if complete => return Outcome::Done,
             None => "answered more than 64 KiB without a status at its beginning".into(),
             // Running it again is better than losing it, and this text says what to change.
@@ -89,6 +95,23 @@ impl Verdict {
         Some(bounded(Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(DELAY_MAX)))
     }
 
+    /// The failure, with the exception in its parts where the answer has them.
+    fn failure(&self, reason: Reason) -> Failure {
+        let text = |value: &Option<Value>| value.as_ref().and_then(Value::as_str).map(str::to_owned);
+        let mut failure = Failure::new(reason, self.error());
+        let class = match (text(&self.error_class), self.word) {
+            (None, Some(Word::UnknownClass)) => Some("NameError".to_owned()),
+            (class, _) => class,
+        };
+        if let Some(class) = class {
+            let message = text(&self.error_message).or_else(|| text(&self.result)).unwrap_or_default();
+            let lines = self.backtrace.as_ref().and_then(Value::as_array);
+            let backtrace = lines.into_iter().flatten().filter_map(Value::as_str).map(str::to_owned);
+            failure.raised = Some(Box::new(Raised { class, message, backtrace: backtrace.collect() }));
+        }
+        failure
+    }
+
     /// `Class: message`, of what there is. A program that knows only the seed's fields puts its error into
     /// `result`.
     fn error(&self) -> String {
@@ -97,6 +120,7 @@ impl Verdict {
         let error = match (text(&self.error_class), message) {
             (Some(class), Some(message)) => format!("{class}: {message}"),
             (Some(text), None) | (None, Some(text)) => text,
+            (None, None) if self.word == Some(Word::UnknownClass) => "does not know the job's class".into(),
             (None, None) => "answered failure without a message".into(),
         };
         head(error.as_bytes())
@@ -128,6 +152,7 @@ impl<'de> Visitor<'de> for Fill<'_> {
                 "result" => self.0.result = map.next_value()?,
                 "error_message" => self.0.error_message = map.next_value()?,
                 "error_class" => self.0.error_class = map.next_value()?,
+                "backtrace" => self.0.backtrace = map.next_value()?,
                 "retry_in" => self.0.retry_in = map.next_value()?,
                 "discard" => self.0.hear(Word::Discard, &map.next_value()?),
                 "kill" => self.0.hear(Word::Kill, &map.next_value()?),
@@ -165,14 +190,16 @@ mod tests {
 
     #[test]
     fn a_failure_is_explained_by_class_and_message_or_by_the_result() {
-        assert_eq!(
-            said(
-                r#"{"status":"failure","error_class":"Net::ReadTimeout","error_message":"no","result":"x"}"#
-            ),
-            failed("Net::ReadTimeout: no")
-        );
+        let answer = r#"{"status":"failure","error_class":"Net::ReadTimeout","error_message":"no","result":"x","backtrace":["a:1",7,"b:2"]}"#;
+        let Outcome::Failed(failure) = said(answer) else { panic!() };
+        assert_eq!(failure.error, "Net::ReadTimeout: no");
+        let raised = failure.raised.unwrap();
+        assert_eq!((raised.class.as_str(), raised.message.as_str()), ("Net::ReadTimeout", "no"));
+        assert_eq!(raised.backtrace, ["a:1", "b:2"]);
         assert_eq!(said(r#"{"status":"failure","result":"boom"}"#), failed("boom"));
-        assert_eq!(said(r#"{"status":"failure","error_class":"E"}"#), failed("E"));
+        assert!(
+            matches!(said(r#"{"status":"failure","error_class":"E"}"#), Outcome::Failed(Failure { error, .. }) if error == "E")
+        );
         assert_eq!(said(r#"{"status":"failure"}"#), failed("answered failure without a message"));
     }
 
@@ -197,8 +224,14 @@ mod tests {
             said(r#"{"status":"failure","result":"no","kill":true}"#),
             Outcome::Kill(Failure::new(Reason::Killed, "no"))
         );
-        assert!(matches!(said(r#"{"interrupted":true}"#), Outcome::HandlerDied(_)));
-        assert!(matches!(said(r#"{"unknown_class":true}"#), Outcome::HandlerUnavailable(_)));
+        assert_eq!(said(r#"{"interrupted":true}"#), Outcome::Released);
+        let unknown =
+            said(r#"{"status":"failure","unknown_class":true,"error_message":"uninitialized constant A"}"#);
+        let Outcome::Failed(unknown) = unknown else { panic!("{unknown:?}") };
+        assert_eq!(unknown.error, "uninitialized constant A");
+        assert_eq!(unknown.raised.unwrap().class, "NameError");
+        assert!(matches!(said(r#"{"kill":true,"unknown_class":true}"#), Outcome::Kill(_)));
+        assert!(matches!(said(r#"{"retry_in":5,"unknown_class":true}"#), Outcome::RetryIn(..)));
         assert_eq!(said(r#"{"status":"success","kill":false,"discard":"yes"}"#), Outcome::Done);
     }
 

@@ -1,0 +1,410 @@
+//! System B: what Sidekiq clients enqueue. A job is Sidekiq's JSON in Sidekiq's lists and sorted sets, and what becomes
+//! of it is what Sidekiq would have made of it, field by field; only jobs in flight live in lists of ours.
+use std::io::Write as _;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use bytes::Bytes;
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::{Delayed, Interruption, Protocol};
+use crate::effects::{Decision, Effect, Side, Verdict};
+use crate::job::{Fields, Job, MAX_DEPTH, NotAJob, OWN_FIELDS, depth, describe};
+use crate::keys::{Keys, QueueKeys};
+use crate::outcome::{Failure, OUT_OF_MEMORY, Outcome, Reason};
+use crate::store::PageKind;
+
+pub mod names;
+mod record;
+pub mod retry;
+#[cfg(test)]
+mod tests;
+pub mod time;
+
+use names::Names;
+use record::Record;
+use retry::{Formula, Retries};
+use time::Style;
+
+/// Sidekiq cuts messages here.
+const MESSAGE_MAX: usize = 10_000;
+/// The dead are kept this long by Sidekiq: 180 days.
+const DEAD_FOR_MS: u64 = 180 * 86_400 * 1000;
+/// The rank up to which Sidekiq removes the dead: 9,999 stay.
+const DEAD_RANK: i64 = -10_000;
+/// Fields of ours in a job whose process died; Sidekiq carries them like any other that it does not know.
+const DEATHS: &str = "jobqueue_deaths";
+const INTERRUPTIONS: &str = "jobqueue_interruptions";
+const INTERRUPTED_BY: &str = "jobqueue_interrupted_by";
+
+/// The policy of Sidekiq's queues.
+#[derive(Debug, Clone)]
+pub struct Sidekiq {
+    /// What the keys are called.
+    pub names: Names,
+    /// How long a failed job waits.
+    pub formula: Formula,
+    /// Retries of a job that does not say how many.
+    pub max_retries: u32,
+    /// Interruptions of a job that ran alone before it is given up.
+    pub max_interruptions: u32,
+    /// Payloads above this are refused before they are parsed.
+    pub max_payload_bytes: usize,
+    /// Dead jobs kept; `None` = as many as Sidekiq.
+    pub dead_max: Option<u64>,
+    /// Bring due jobs back, of every queue.
+    pub promotes: bool,
+}
+
+/// What we read of a job. Fields that may have any type are taken as they are: a job that Sidekiq would run must not
+/// be refused for a field that it does not look at.
+#[derive(Deserialize)]
+struct Head {
+    #[serde(rename = "class")]
+    _class: String,
+    #[serde(default)]
+    jid: Value,
+    #[serde(default)]
+    queue: Value,
+    #[serde(default)]
+    retry_count: Value,
+    #[serde(default)]
+    jobqueue_deaths: Value,
+    #[serde(default)]
+    jobqueue_interruptions: Value,
+}
+
+impl Sidekiq {
+    fn bury(&self, member: Bytes, reason: Reason, now_ms: u64) -> Decision {
+        let key = self.names.dead();
+        // Behind the rank of the last that goes stay those that are kept.
+        let rank = match self.dead_max {
+            Some(max) => -1 - i64::try_from(max).unwrap_or(i64::MAX - 1),
+            None => DEAD_RANK,
+        };
+        let before = time::seconds(now_ms.saturating_sub(DEAD_FOR_MS));
+        let effects = vec![
+            Effect::Score { key: key.clone(), score: time::seconds(now_ms), member },
+            Effect::TrimSet { key, before, rank },
+        ];
+        Decision { verdict: Verdict::Dead(reason), effects }
+    }
+
+    /// Whether a failure that raised `retry_count` to `count` is the last: by the number, or by the time.
+    fn is_exhausted(&self, record: &Record<'_>, count: i64, style: Style, now_ms: u64) -> bool {
+        let allowed = match Retries::of(record.get("retry").as_ref()) {
+            Retries::Never => return true,
+            Retries::UpTo(count) => count,
+            Retries::Usual => i64::from(self.max_retries),
+        };
+        match retry_until_ms(record) {
+            // From 8.1 on the time alone decides.
+            Some(until_ms) if style == Style::Millis => now_ms > until_ms,
+            Some(until_ms) => now_ms > until_ms || count >= allowed,
+            None => count >= allowed,
+        }
+    }
+
+    /// A job ran and failed: what Sidekiq's own retry would have done.
+    fn failed(
+        &self,
+        job: &Job,
+        failure: &Failure,
+        kind: Failed,
+        queue: &QueueKeys,
+        now_ms: u64,
+        unique: &str,
+    ) -> Decision {
+        let Some(mut record) = Record::read(&job.raw) else {
+            // It was read before: cannot be.
+            return self.reject(
+                &job.raw,
+                &NotAJob::Malformed("not an object any more".into()),
+                queue,
+                now_ms,
+            );
+        };
+        if Retries::of(record.get("retry").as_ref()) == Retries::Never {
+            return Decision { verdict: Verdict::Discarded, effects: Vec::new() };
+        }
+        let style = style_of(&record);
+        let count = write_failure(&mut record, failure, queue, style, now_ms);
+        let custom = match kind {
+            Failed::Kill => None,
+            Failed::Retry(custom) => (!self.is_exhausted(&record, count, style, now_ms)).then_some(custom),
+        };
+        let Some(custom) = custom else {
+            if record.get("dead") == Some(Value::Bool(false)) {
+                return Decision { verdict: Verdict::Discarded, effects: Vec::new() };
+            }
+            return self.bury(record.write(), failure.reason, now_ms);
+        };
+        let count = u64::try_from(count).unwrap_or(0);
+        let delay = self.formula.delay(count, custom, style, random(unique));
+        let at_ms = now_ms.saturating_add(u64::try_from(delay.as_millis()).unwrap_or(u64::MAX));
+        let effects = vec![Effect::Score {
+            key: self.names.retry(),
+            score: time::seconds(at_ms),
+            member: record.write(),
+        }];
+        Decision { verdict: Verdict::Retried, effects }
+    }
+}
+
+/// How a run failed.
+enum Failed {
+    /// It is tried again, after its own delay if it has one.
+    Retry(Option<std::time::Duration>),
+    /// It is not.
+    Kill,
+}
+
+impl Protocol for Sidekiq {
+    fn consuming_side(&self) -> Side {
+        Side::Right
+    }
+
+    fn decode(&self, raw: Bytes) -> Result<Job, (Bytes, NotAJob)> {
+        let (size, max) = (raw.len(), self.max_payload_bytes);
+        if size > max.saturating_add(OWN_FIELDS) {
+            return Err((raw, NotAJob::Oversize { size, max }));
+        }
+        // As deep as Ruby's parser goes by default.
+        if depth(&raw) > MAX_DEPTH {
+            return Err((raw, NotAJob::Malformed(format!("nested more than {MAX_DEPTH} levels deep"))));
+        }
+        if std::str::from_utf8(&raw).is_err() {
+            return Err((raw, NotAJob::Malformed("not UTF-8".into())));
+        }
+        match serde_json::from_slice::<Head>(&raw) {
+            Ok(head) => {
+                let whole = |value: &Value| value.as_u64().and_then(|number| u32::try_from(number).ok());
+                let text = |value: Value| match value {
+                    Value::String(text) => text,
+                    Value::Null => String::new(),
+                    other => other.to_string(),
+                };
+                let failures = head.retry_count.as_i64().map_or(0, |count| count.saturating_add(1));
+                let fields = Fields {
+                    retries: u32::try_from(failures.max(0)).unwrap_or(u32::MAX),
+                    deaths: whole(&head.jobqueue_deaths).unwrap_or(0),
+                    interruptions: whole(&head.jobqueue_interruptions).unwrap_or(0),
+                    id: text(head.jid),
+                    priority: text(head.queue),
+                    ..Fields::default()
+                };
+                Ok(Job { raw, fields })
+            }
+            Err(error) => Err((raw, NotAJob::Malformed(describe(&error)))),
+        }
+    }
+
+    fn settle(&self, job: &Job, outcome: &Outcome, queue: &QueueKeys, now_ms: u64, unique: &str) -> Decision {
+        match outcome {
+            Outcome::Done => Decision { verdict: Verdict::Done, effects: Vec::new() },
+            Outcome::Discard => Decision { verdict: Verdict::Discarded, effects: Vec::new() },
+            Outcome::Failed(failure) => self.failed(job, failure, Failed::Retry(None), queue, now_ms, unique),
+            Outcome::RetryIn(delay, failure) => {
+                self.failed(job, failure, Failed::Retry(Some(*delay)), queue, now_ms, unique)
+            }
+            Outcome::Kill(failure) => self.failed(job, failure, Failed::Kill, queue, now_ms, unique),
+            Outcome::HandlerDied(why) => {
+                self.interrupted(&job.raw, queue, Interruption::of_handler(why, false), now_ms)
+            }
+            Outcome::HandlerUnavailable(_) | Outcome::Released => {
+                returned(job.raw.clone(), queue, Verdict::Released)
+            }
+        }
+    }
+
+    fn is_last_attempt(&self, job: &Job, now_ms: u64) -> Option<bool> {
+        let record = Record::read(&job.raw)?;
+        let count = record.integer("retry_count").map_or(0, |count| count.saturating_add(1));
+        Some(self.is_exhausted(&record, count, style_of(&record), now_ms))
+    }
+
+    /// Into the dead as it is, as Sidekiq does: there people see it, and nothing is added to what is no object.
+    fn reject(&self, raw: &Bytes, why: &NotAJob, _queue: &QueueKeys, now_ms: u64) -> Decision {
+        let reason = match why {
+            NotAJob::Oversize { .. } => Reason::Oversize,
+            NotAJob::Malformed(_) => Reason::Malformed,
+        };
+        self.bury(raw.clone(), reason, now_ms)
+    }
+
+    /// Back to the list it was fetched from, whose other readers may be Sidekiq's: a list of suspects of ours would
+    /// keep the job from them when the last of our workers is gone.
+    fn interrupted(&self, raw: &Bytes, queue: &QueueKeys, how: Interruption<'_>, now_ms: u64) -> Decision {
+        if how.outside {
+            return returned(raw.clone(), queue, Verdict::Released);
+        }
+        let (job, mut record) = match (self.decode(raw.clone()), Record::read(raw)) {
+            (Ok(job), Some(record)) => (job, record),
+            (Err((raw, why)), _) => return self.reject(&raw, &why, queue, now_ms),
+            (Ok(_), None) => {
+                return self.reject(raw, &NotAJob::Malformed("not an object".into()), queue, now_ms);
+            }
+        };
+        // Only a suspect that ran alone can be blamed; among others any of them may have been the one.
+        let blamed = how.alone && job.fields.deaths > 0;
+        let interruptions = job.fields.interruptions.saturating_add(u32::from(blamed));
+        record.set(DEATHS, &job.fields.deaths.saturating_add(1).into());
+        record.set(INTERRUPTIONS, &interruptions.into());
+        record.set(INTERRUPTED_BY, &how.cause.into());
+        if blamed && interruptions >= self.max_interruptions {
+            let reason = if how.cause == OUT_OF_MEMORY { Reason::Oom } else { Reason::Poison };
+            let error = format!("its process died {interruptions} times while it ran alone ({})", how.cause);
+            let style = style_of(&record);
+            record.set("error_message", &error.into());
+            record.set("error_class", &class_of(reason).into());
+            record.set_json("failed_at", style.write(now_ms));
+            // Also with `dead: false`: that is said of a job that fails, not of one that kills.
+            return self.bury(record.write(), reason, now_ms);
+        }
+        returned(record.write(), queue, Verdict::Suspected)
+    }
+
+    fn delayed(&self, keys: &Keys) -> Vec<Delayed> {
+        let Some(queue) = keys.queues.first().filter(|_| self.promotes) else { return Vec::new() };
+        let of = |key| Delayed { key, kind: PageKind::DueSeconds, queue: queue.clone() };
+        vec![of(self.names.retry()), of(self.names.schedule())]
+    }
+
+    /// To the queue that the job names, whoever serves it: as Sidekiq's own poller pushes it.
+    fn promote(&self, member: &Bytes, queue: &QueueKeys, now_ms: u64) -> Vec<Effect> {
+        let Some(mut record) = Record::read(member) else {
+            // Sidekiq would lose it here.
+            return self.reject(member, &NotAJob::Malformed("not an object".into()), queue, now_ms).effects;
+        };
+        let name = record.text("queue").unwrap_or_else(|| "default".into());
+        let style = style_of(&record);
+        record.set_json("enqueued_at", style.write(now_ms));
+        vec![
+            Effect::Push { key: self.names.queue(&name), side: Side::Left, bytes: record.write() },
+            Effect::Add { key: self.names.queues(), member: name },
+        ]
+    }
+
+    /// As Sidekiq's own API does: a try by hand costs the job none of its own.
+    fn revive(&self, letter: &Bytes) -> (Option<String>, Bytes) {
+        let Some(mut record) = Record::read(letter) else { return (None, letter.clone()) };
+        if let Some(count) = record.integer("retry_count") {
+            record.set("retry_count", &count.saturating_sub(1).into());
+        }
+        (record.text("queue").map(|name| self.names.queue(&name)), record.write())
+    }
+
+    /// A job's own failure says nothing about the application that ran it; one that could not be reached, or died, does.
+    fn breaker_sample(&self, outcome: &Outcome) -> Option<bool> {
+        match outcome {
+            Outcome::HandlerDied(_) | Outcome::HandlerUnavailable(_) => Some(false),
+            // It may hang, or the job may be long: nobody knows.
+            Outcome::Failed(failure) if failure.reason == Reason::Timeout => None,
+            Outcome::Done
+            | Outcome::Discard
+            | Outcome::Failed(_)
+            | Outcome::RetryIn(..)
+            | Outcome::Kill(_) => Some(true),
+            Outcome::Released => None,
+        }
+    }
+}
+
+fn returned(bytes: Bytes, queue: &QueueKeys, verdict: Verdict) -> Decision {
+    Decision { verdict, effects: vec![Effect::Push { key: queue.queue.clone(), side: Side::Right, bytes }] }
+}
+
+/// What Sidekiq writes into a job that failed, in its order; answers the new `retry_count`.
+fn write_failure(
+    record: &mut Record<'_>,
+    failure: &Failure,
+    queue: &QueueKeys,
+    style: Style,
+    now_ms: u64,
+) -> i64 {
+    let raised = failure.raised.as_deref();
+    let name = record.text("retry_queue").unwrap_or_else(|| queue.name.clone());
+    record.set("queue", &name.into());
+    let message = raised.map_or(failure.error.as_str(), |raised| raised.message.as_str());
+    record.set("error_message", &message.chars().take(MESSAGE_MAX).collect::<String>().into());
+    let class = raised.map(|raised| raised.class.as_str()).filter(|class| !class.is_empty());
+    record.set("error_class", &class.unwrap_or_else(|| class_of(failure.reason)).into());
+    let count = if let Some(count) = record.integer("retry_count") {
+        record.set_json("retried_at", style.write(now_ms));
+        count.saturating_add(1)
+    } else {
+        record.set_json("failed_at", style.write(now_ms));
+        0
+    };
+    record.set("retry_count", &count.into());
+    let lines = raised.map(|raised| &raised.backtrace[..]).unwrap_or_default();
+    let wanted = match record.get("backtrace") {
+        None | Some(Value::Null | Value::Bool(false)) => None,
+        Some(Value::Number(number)) => {
+            number.as_u64().map(|lines| usize::try_from(lines).unwrap_or(usize::MAX))
+        }
+        Some(_) => Some(usize::MAX),
+    };
+    if let Some(packed) = wanted.and_then(|wanted| pack(&lines[..lines.len().min(wanted)])) {
+        record.set("error_backtrace", &packed.into());
+    }
+    // An attempt that ended by itself clears the suspicion.
+    record.remove(DEATHS);
+    record.remove(INTERRUPTED_BY);
+    count
+}
+
+/// Until when a job that says so may be retried.
+fn retry_until_ms(record: &Record<'_>) -> Option<u64> {
+    let seconds = record.get("retry_for")?.as_f64().filter(|seconds| *seconds > 0.0)?;
+    let Some(Value::Number(failed_at)) = record.get("failed_at") else { return None };
+    let span = std::time::Duration::try_from_secs_f64(seconds).ok()?;
+    time::millis(&failed_at)?.checked_add(u64::try_from(span.as_millis()).ok()?)
+}
+
+/// How a job writes its times: as the client that made it. Those of 8.x are rarer, and a job without any is older still.
+fn style_of(record: &Record<'_>) -> Style {
+    for field in ["created_at", "enqueued_at", "failed_at"] {
+        if let Some(Value::Number(number)) = record.get(field) {
+            return Style::of(&number);
+        }
+    }
+    Style::Seconds
+}
+
+/// What stands where Sidekiq writes the class of an exception, when there was none.
+const fn class_of(reason: Reason) -> &'static str {
+    match reason {
+        Reason::Handler => "Jobqueue::HandlerError",
+        Reason::Timeout => "Jobqueue::Timeout",
+        Reason::Panic => "Jobqueue::Panic",
+        Reason::Malformed => "Jobqueue::Malformed",
+        Reason::Oversize => "Jobqueue::Oversize",
+        Reason::Poison => "Jobqueue::Poison",
+        Reason::Oom => "Jobqueue::OutOfMemory",
+        Reason::Killed => "Jobqueue::Killed",
+    }
+}
+
+/// Lines as Sidekiq keeps them: JSON, deflated, in base64. Its readers take it with and without line breaks.
+fn pack(lines: &[String]) -> Option<String> {
+    let mut deflate = flate2::write::ZlibEncoder::new(Vec::new(), flate2::Compression::default());
+    deflate.write_all(&serde_json::to_vec(lines).ok()?).ok()?;
+    Some(BASE64.encode(deflate.finish().ok()?))
+}
+
+/// A number from a name that is never used twice: decisions stay pure, and still differ (FNV-1a, its bits mixed).
+fn random(unique: &str) -> u64 {
+    let hash = unique.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    });
+    (hash ^ (hash >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 11
+}
+
+/// A job's JSON without its arguments, for people to look at: that there were some, they see.
+pub fn without_args(raw: &[u8]) -> String {
+    let Some(mut record) = Record::read(raw) else { return "{}".into() };
+    record.set_json("args", r#"["..."]"#.into());
+    String::from_utf8_lossy(&record.write()).into_owned()
+}

@@ -1,0 +1,6 @@
+//! Real Sidekiq (Debian's 6.4) on the other side: its client enqueues, its API looks, its processes work beside ours.
+mod failing;
+mod mixed;
+mod running;
+mod scene;
+mod seen;

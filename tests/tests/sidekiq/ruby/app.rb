@@ -1,0 +1,53 @@
+# A small application behind our worker: what is posted to it is run through Sidekiq's server middleware. No web
+# framework, so that it needs no package but Sidekiq's; what the sidecar for Rails answers, it answers too.
+require_relative "jobs"
+require "socket"
+
+def failure(error, **more)
+  { "status" => "failure", "error_class" => error.class.name, "error_message" => error.message,
+    "backtrace" => error.backtrace || [], **more }
+end
+
+def execute(body)
+  job = Sidekiq.load_json(body)
+  begin
+    type = Object.const_get(job["class"])
+  rescue NameError => error
+    return failure(error, "unknown_class" => true)
+  end
+  worker = type.new
+  worker.jid = job["jid"]
+  begin
+    Sidekiq.server_middleware.invoke(worker, job, job["queue"]) { worker.perform(*job["args"]) }
+    { "status" => "success", "result" => nil }
+  rescue StandardError => error
+    failure(error)
+  end
+end
+
+def serve(socket)
+  while (request = socket.gets)
+    headers = {}
+    while (line = socket.gets) && line != "\r\n"
+      name, value = line.split(":", 2)
+      headers[name.downcase] = value.strip
+    end
+    body = socket.read(headers["content-length"].to_i) || ""
+    verb, path, = request.split
+    answer = case [verb, path]
+    when ["GET", "/health"] then { "status" => "ok", "rails_loaded" => false }
+    when ["POST", "/jobs/execute"] then execute(body)
+    end
+    status = answer ? "200 OK" : "404 Not Found"
+    text = JSON.generate(answer || {})
+    socket.write("HTTP/1.1 #{status}\r\nContent-Type: application/json\r\nContent-Length: #{text.bytesize}\r\n\r\n#{text}")
+  end
+rescue Errno::ECONNRESET, Errno::EPIPE
+  # The worker went away.
+ensure
+  socket.close
+end
+
+server = TCPServer.new("127.0.0.1", Integer(ENV.fetch("PORT")))
+warn "The application listens"
+loop { Thread.new(server.accept) { |socket| serve(socket) } }
