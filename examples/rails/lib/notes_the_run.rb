@@ -1,6 +1,6 @@
 # frozen_string_literal: true
 
-# A server middleware: what it notes shows that the jobs ran inside it.
+# A server middleware: what it notes shows that the jobs ran inside it, and inside of Rails.
 class NotesTheRun
   KEY = "example:notes"
 
@@ -10,6 +10,6 @@ class NotesTheRun
 
   def call(_worker, job, _queue)
     yield
-    self.class.note("ran #{job["jid"]}")
+    self.class.note("ran #{job["jid"]}#{" in Rails' executor" if Rails.application.executor.active?}")
   end
 end

@@ -33,4 +33,3 @@ end
 
 require "jobqueue/sidecar/version"
 require "jobqueue/sidecar/settings"
-require "jobqueue/sidecar/railtie" if defined?(Rails::Railtie)

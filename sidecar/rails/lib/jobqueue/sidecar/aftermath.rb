@@ -51,7 +51,8 @@ module Jobqueue
       end
 
       def retried(failed, exception, job_class)
-        said = guarded("Failure scheduling retry using the defined `sidekiq_retry_in`, falling back to default") do
+        said = guarded("Failure scheduling retry using the defined `sidekiq_retry_in` in #{job_class}, " \
+                       "falling back to default") do
           block_of(job_class, :sidekiq_retry_in_block)&.call(failed.count, exception, failed.job)
         end
         case said

@@ -17,7 +17,7 @@ persistent_timeout 30
 force_shutdown_after settings.stop_timeout + 5
 # An error of ours is told to nobody but the log.
 lowlevel_error_handler do |error|
-  warn "jobqueue-sidecar: #{error.class.name}"
+  $stderr.puts "jobqueue-sidecar: #{error.class.name}"
   [500, { "content-type" => "application/json" }, ['{"status":"error","result":"internal error"}']]
 end
 plugin :jobqueue

@@ -1,0 +1,29 @@
+# frozen_string_literal: true
+
+$LOAD_PATH.unshift(File.expand_path("../lib", __dir__), __dir__)
+ENV["RAILS_ENV"] = "test"
+# The way config.ru does it: first Sidekiq as a server, then the application, then ours.
+require "logger"
+require "jobqueue/sidecar/boot"
+require "support/application"
+require "support/jobs"
+require "support/eventually"
+require "support/redis_server"
+require "jobqueue/sidecar/app"
+require "rack/mock"
+
+# Rails' logger is made to write to Sidekiq's as the application starts.
+Sidekiq.logger = Sidekiq::Logger.new(IO::NULL)
+Rails.application.initialize!
+
+RSpec.configure do |config|
+  config.include Eventually
+  config.disable_monkey_patching!
+  config.order = :random
+  # The log is looked at, not shown.
+  config.before do
+    @log = StringIO.new
+    Sidekiq.logger = Sidekiq::Logger.new(@log, level: Logger::DEBUG)
+    Events.clear
+  end
+end
