@@ -9,7 +9,7 @@ RSpec.describe Jobqueue::Sidecar::Settings do
 
   it "listens on loopback and takes as many jobs as Rails has threads when nothing is set" do
     expect(settings).to have_attributes(bind: "tcp://127.0.0.1:3000", concurrency: 5, stop_timeout: 25,
-                                        memory_limit_bytes: nil, unknown_class: "fail")
+                                        memory_limit_bytes: nil)
     expect(settings(RAILS_MAX_THREADS: "7", PORT: "9").then { |s| [s.concurrency, s.bind] })
       .to eq([7, "tcp://127.0.0.1:9"])
   end
@@ -19,11 +19,10 @@ RSpec.describe Jobqueue::Sidecar::Settings do
   end
 
   it "names every wrong value and its rule at once" do
-    expect { settings(JOBQUEUE_CONCURRENCY: "many", JOBQUEUE_CLOCK_SKEW: "0", JOBQUEUE_UNKNOWN_CLASS: "drop") }
+    expect { settings(JOBQUEUE_CONCURRENCY: "many", JOBQUEUE_CLOCK_SKEW: "0") }
       .to raise_error(Jobqueue::Sidecar::Error, <<~TEXT.chomp)
         JOBQUEUE_CONCURRENCY: "many": must be an integer from 1 to 1000
         JOBQUEUE_CLOCK_SKEW: "0": must be an integer from 1 to 86400
-        JOBQUEUE_UNKNOWN_CLASS: "drop": must be one of fail, release
       TEXT
   end
 

@@ -16,9 +16,8 @@ module Jobqueue
 
     # The Rack application: POST /jobs/execute, POST /jobs/death, GET /health. README.md has the contract.
     class App
-      # Seconds until a slot may be free, and until a successor may have started.
-      RETRY_WHEN_FULL = 1
-      RETRY_WHEN_STOPPING = 5
+      # Seconds until a slot may be free: the least that the header can say.
+      RETRY_WHEN_FULL = "1"
       # Header values go into log lines.
       PRINTABLE = /\A[\x21-\x7e]{1,128}\z/.freeze
 
@@ -97,7 +96,7 @@ module Jobqueue
       def execute(job, json, env)
         in_a_slot do
           Execution.new(job, json, sidekiq: @sidekiq, last: last_attempt(env), context: context(env),
-                                   stopping: -> { !gate.open? }, unknown_class: @settings.unknown_class).call
+                                   stopping: -> { !gate.open? }).call
         end
       end
 
@@ -105,7 +104,7 @@ module Jobqueue
         reason = JobDied.new([job["error_class"], job["error_message"]].compact.join(": "))
         in_a_slot do
           outcome = Execution.new(job, json, sidekiq: @sidekiq).die(reason)
-          Verdict.new(200, status: "success", discard: outcome.words[:discard])
+          Verdict.new(status: "success", discard: outcome.words[:discard])
         end
       end
 
@@ -117,17 +116,15 @@ module Jobqueue
           Verdict.interrupted
         end
         case outcome
-        when :full then later("all #{gate.capacity} slots are taken", RETRY_WHEN_FULL)
-        when :closed then later("stopping", RETRY_WHEN_STOPPING)
+        when :full
+          answer(503, { status: "unavailable", result: "all #{gate.capacity} slots are taken" },
+                 "retry-after" => RETRY_WHEN_FULL)
+        # Without Retry-After: the job had better go elsewhere than wait for this process.
+        when :closed then answer(503, { status: "unavailable", result: "stopping" })
         else
           watch_memory
-          retry_after = outcome.http_status == 503 ? { "retry-after" => RETRY_WHEN_STOPPING.to_s } : {}
-          answer(outcome.http_status, outcome, retry_after)
+          answer(200, outcome)
         end
-      end
-
-      def later(reason, seconds)
-        answer(503, { status: "unavailable", result: reason }, "retry-after" => seconds.to_s)
       end
 
       # Ruby gives little memory back, and being killed for it costs the jobs that run: better to end in good order

@@ -10,21 +10,19 @@ module Jobqueue
     class Execution
       # `json` is the job as it was sent: middleware may change the parsed one, and what follows a failure is decided
       # on the former. `context` is what the log lines of this run carry beside jid and class.
-      def initialize(job, json, sidekiq:, last: nil, context: {}, stopping: -> { false }, unknown_class: "fail")
+      def initialize(job, json, sidekiq:, last: nil, context: {}, stopping: -> { false })
         @job = job
         @json = json
         @sidekiq = sidekiq
         @last = last
         @context = context
         @stopping = stopping
-        @unknown_class = unknown_class
         @verdict = nil
       end
 
       def call
         started = now
-        verdict = run
-        verdict.http_status == 200 ? verdict.with(execution_time: (now - started).round(6)) : verdict
+        run.with(execution_time: (now - started).round(6))
       end
 
       # Runs no `perform`: the worker gave the job up, and says why.
@@ -89,19 +87,14 @@ module Jobqueue
           return Verdict.failed(exception.cause || exception, discard: true)
         end
         report(exception)
-        return Verdict.failed(exception, unknown_class: true) if release_unknown?(exception, job_class)
-
-        aftermath.of_failure(exception, job_class)
+        verdict = aftermath.of_failure(exception, job_class)
+        job_class.nil? && exception.is_a?(NameError) ? verdict.with(unknown_class: true) : verdict
       end
 
       def report(exception)
         # Neither its message nor the job: both may hold what nobody should read in a log.
         @sidekiq.logger.warn("Job raised #{exception.class.name}")
         @sidekiq.report(exception, { context: "Job raised exception", job: @job })
-      end
-
-      def release_unknown?(exception, job_class)
-        job_class.nil? && exception.is_a?(NameError) && @unknown_class == "release"
       end
 
       # What IterableJob asks: whether to stop at the next good place.

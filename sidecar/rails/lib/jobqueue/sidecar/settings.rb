@@ -8,7 +8,7 @@ module Jobqueue
       SPARE_THREADS = 2
 
       attr_reader :bind, :concurrency, :stop_timeout, :max_body_bytes, :memory_limit_bytes, :clock_skew,
-                  :token_file, :hmac_key_file, :unknown_class
+                  :token_file, :hmac_key_file
 
       def initialize(env = ENV)
         @env = env
@@ -23,7 +23,6 @@ module Jobqueue
         @clock_skew = integer("JOBQUEUE_CLOCK_SKEW", 300, 1..86_400)
         @token_file = text("JOBQUEUE_TOKEN_FILE")
         @hmac_key_file = text("JOBQUEUE_HMAC_KEY_FILE")
-        @unknown_class = one_of("JOBQUEUE_UNKNOWN_CLASS", %w[fail release])
         secret_files_hold_something
         raise Error, @problems.join("\n") unless @problems.empty?
       end
@@ -48,14 +47,6 @@ module Jobqueue
 
         @problems << "#{name}: #{value.inspect}: must be an integer from #{range.min} to #{range.max}"
         default
-      end
-
-      def one_of(name, words)
-        value = text(name) || words.first
-        return value if words.include?(value)
-
-        @problems << "#{name}: #{value.inspect}: must be one of #{words.join(", ")}"
-        words.first
       end
 
       # A secret that is empty would be guessed by anybody; one that cannot be read refuses every job. Neither is

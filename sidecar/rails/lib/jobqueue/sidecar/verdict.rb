@@ -12,25 +12,24 @@ module Jobqueue
       MESSAGE_MAX = 10_000
       RESULT_MAX = 500
 
-      attr_reader :http_status, :words
+      attr_reader :words
 
       class << self
         def done
-          new(200, status: "success", result: "")
+          new(status: "success", result: "")
         end
 
         # `words`: retry_in: seconds, kill: true, discard: true, unknown_class: true, or none.
         def failed(exception, backtrace: nil, **words)
           message = message_of(exception)
-          new(200, status: "failure", **words,
+          new(status: "failure", **words,
                    error_class: exception.class.name.to_s, error_message: message, result: message[0, RESULT_MAX],
                    backtrace: backtrace)
         end
 
-        # The job is not finished and is to run again elsewhere, at no cost. 503 and not a failure: it was us who
-        # stopped it.
+        # The job has not ended and is to run again elsewhere, at no cost: it was us who stopped it.
         def interrupted
-          new(503, status: "interrupted", interrupted: true, result: "stopped before the job had ended")
+          new(status: "failure", interrupted: true, result: "stopped before the job had ended")
         end
 
         # What Sidekiq would keep of the message; whatever the exception is, this raises nothing.
@@ -51,13 +50,12 @@ module Jobqueue
         end
       end
 
-      def initialize(http_status, **words)
-        @http_status = http_status
+      def initialize(**words)
         @words = words.compact
       end
 
       def with(**words)
-        self.class.new(http_status, **self.words, **words)
+        self.class.new(**self.words, **words)
       end
 
       # What decides comes first, the backtrace last and cut to what is left: of an answer that is too long the
