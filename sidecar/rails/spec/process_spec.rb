@@ -24,6 +24,12 @@ RSpec.describe "The sidecar's process" do
     thread
   end
 
+  def refused?(name)
+    @sidecar.post(job("ThumbnailJob", name)).code == "503"
+  rescue SystemCallError, EOFError
+    true
+  end
+
   context "when it runs" do
     before(:context) { @sidecar = Sidecar.start(@redis, JOBQUEUE_CONCURRENCY: "2") }
     after(:context) { @sidecar.stop }
@@ -59,19 +65,14 @@ RSpec.describe "The sidecar's process" do
     short = begin_job("short", 1)
     endless = begin_job("endless", 600)
     @sidecar.signal(:TERM)
-    eventually("it takes no more") do
-      begin
-        @sidecar.post(job("ThumbnailJob", "late")).code == "503"
-      rescue SystemCallError, EOFError
-        true
-      end
-    end
+    eventually("it takes no more") { refused?("late") }
+    expect(refused?("too late")).to be(true)
     expect(short.value.body).to include("success")
     expect(endless.value.then { |answer| [answer.code, JSON.parse(answer.body)["interrupted"]] }).to eq(["200", true])
     # By the signal, as Puma and every well-behaved process says of itself.
     expect(@sidecar.wait.termsig).to eq(15)
     expect(notes).to include("made short []")
-    expect(notes.grep(/late|made endless/)).to eq([])
+    expect(notes.grep(/too late|made endless/)).to eq([])
     expect(@sidecar.output).to include("Interrupted 1 jobs")
   ensure
     @sidecar&.stop
