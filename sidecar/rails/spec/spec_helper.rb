@@ -16,6 +16,9 @@ require "rack/mock"
 Sidekiq.logger = Sidekiq::Logger.new(IO::NULL)
 Rails.application.initialize!
 
+# Debian's redis gem announces a change that its Sidekiq has not heard of.
+Redis.sadd_returns_boolean = false if Redis.respond_to?(:sadd_returns_boolean=)
+
 RSpec.configure do |config|
   config.include Eventually
   config.disable_monkey_patching!
