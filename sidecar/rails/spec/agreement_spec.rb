@@ -8,11 +8,11 @@ require "sidekiq/processor"
 RSpec.describe "Agreement with Sidekiq" do
   before(:context) do
     @redis = RedisServer.start
-    Sidekiq.redis = { url: @redis.url }
+    SidekiqVersions.config.redis = { url: @redis.url }
   end
 
   after(:context) do
-    Sidekiq.redis = { url: "redis://127.0.0.1:1/0" }
+    SidekiqVersions.config.redis = { url: "redis://127.0.0.1:1/0" }
     @redis.stop
   end
 
@@ -28,10 +28,8 @@ RSpec.describe "Agreement with Sidekiq" do
   # What Sidekiq's processor makes of a job.
   def by_sidekiq(job)
     Events.clear
-    json = JSON.generate(job)
-    work = Sidekiq::BasicFetch::UnitOfWork.new("queue:default", json)
     begin
-      Sidekiq::Processor.new(nil, Sidekiq.options).send(:process, work)
+      SidekiqVersions.process(JSON.generate(job))
     rescue Exception # rubocop:disable Lint/RescueException
       nil
     end
@@ -102,7 +100,7 @@ RSpec.describe "Agreement with Sidekiq" do
   it "holds for the job that blocks and handlers are given" do
     seen = []
     noting = ->(job, _exception) { seen << job }
-    Sidekiq.death_handlers << noting
+    SidekiqVersions.config.death_handlers << noting
     failed = job("Fails", retry: 3, retry_count: 2, failed_at: 1_700_000_000.1, retry_queue: "slow", extra: [1.5])
     by_sidekiq(failed)
     by_sidecar(failed)
@@ -111,6 +109,6 @@ RSpec.describe "Agreement with Sidekiq" do
     expect(ours.except("retried_at")).to eq(theirs.except("retried_at"))
     expect(ours["retried_at"].class).to eq(theirs["retried_at"].class)
   ensure
-    Sidekiq.death_handlers.delete(noting)
+    SidekiqVersions.config.death_handlers.delete(noting)
   end
 end

@@ -9,12 +9,15 @@ require "support/application"
 require "support/jobs"
 require "support/eventually"
 require "support/redis_server"
+require "support/sidekiq_versions"
 require "jobqueue/sidecar/app"
 require "rack/mock"
 
 # Rails' logger is made to write to Sidekiq's as the application starts.
-Sidekiq.logger = Sidekiq::Logger.new(IO::NULL)
+SidekiqVersions.config.logger = Sidekiq::Logger.new(IO::NULL)
 Rails.application.initialize!
+# Sidekiq 7 has Rails clean backtraces, and to Rails a spec is no part of the application.
+Rails.backtrace_cleaner.remove_silencers!
 
 # Debian's redis gem announces a change that its Sidekiq has not heard of.
 Redis.sadd_returns_boolean = false if Redis.respond_to?(:sadd_returns_boolean=)
@@ -26,7 +29,9 @@ RSpec.configure do |config|
   # The log is looked at, not shown.
   config.before do
     @log = StringIO.new
-    Sidekiq.logger = Sidekiq::Logger.new(@log, level: Logger::DEBUG)
+    logger = Sidekiq::Logger.new(@log, level: Logger::DEBUG)
+    logger.formatter = Sidekiq::Logger::Formatters::Pretty.new
+    SidekiqVersions.config.logger = logger
     Events.clear
   end
 end

@@ -13,7 +13,7 @@ RSpec.describe "The stack of the example", :worker do
     @stack.start("redis")
     @redis = Redis.new(url: @stack.redis_url)
     # This process is a client of the same Redis, as a console of the application would be.
-    Sidekiq.redis = { url: @stack.redis_url }
+    SidekiqVersions.config.redis = { url: @stack.redis_url }
     [Thread.new { @stack.start("web") }, Thread.new { @stack.start("app") }].each(&:join)
     # The shortest there is: the jobs of a killed worker are back in seconds.
     @stack.start("worker", WORKER_HEARTBEAT_TTL: "5s")
