@@ -99,6 +99,28 @@ RSpec.describe "The stack of the example", :worker do
     expect(Sidekiq::Stats.new.failed).to eq(failed)
   end
 
+  it "shares its queues with a Sidekiq process: side by side, cut over, and back" do
+    ruby = @stack.start_sidekiq
+    eventually("both are there", timeout: 40) { Sidekiq::ProcessSet.new.size == 2 }
+    names = ->(prefix) { Array.new(150) { |number| "#{prefix}#{number}" } }
+    ran_once = lambda do |prefix|
+      Sidekiq::Client.push_bulk("class" => "ThumbnailJob", "args" => names[prefix].map { |name| [name] })
+      eventually("all of #{prefix} ran", timeout: 60) { names[prefix].all? { |name| notes.include?("made #{name} []") } }
+      expect(notes.grep(/\Amade #{prefix}/).tally.values.uniq).to eq([1])
+    end
+    ran_once["both"]
+    ruby.stop
+    ran_once["ours"]
+    @stack["worker"].signal(:TERM)
+    expect(@stack["worker"].wait(timeout: 40).exitstatus).to eq(0)
+    ruby = @stack.start_sidekiq
+    ran_once["theirs"]
+    expect([Sidekiq::RetrySet.new.size, Sidekiq::DeadSet.new.size]).to eq([0, 0])
+  ensure
+    ruby&.stop
+    @stack.start("worker", WORKER_HEARTBEAT_TTL: "5s") if @stack["worker"].ended?
+  end
+
   it "shows all of it in Sidekiq's own pages, whose buttons work" do
     push("ChargeJob", "bob", queue: "critical", retry: 2)
     push("ChargeJob", "eve", queue: "critical", retry: 0)

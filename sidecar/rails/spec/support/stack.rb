@@ -46,6 +46,12 @@ class Stack
     eventually("#{name} is ready:\n#{self[name].output}", timeout: 40) { ready?(name) }
   end
 
+  # What the application had before: a Sidekiq process on the same queues. Whoever starts it stops it.
+  def start_sidekiq
+    Program.new("bundle", "exec", "sidekiq", "-q", "critical", "-q", "default", "-c", "5",
+                env: { **APP_ENV, "REDIS_URL" => redis_url }, chdir: Sidecar::ROOT)
+  end
+
   def stop
     %w[worker app web redis].each { |name| @programs.delete(name)&.stop }
     FileUtils.rm_rf(@directory)
