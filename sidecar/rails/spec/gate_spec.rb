@@ -76,4 +76,20 @@ RSpec.describe Jobqueue::Sidecar::Gate do
       expect(thread.value).to eq(:fit)
     end
   end
+
+  it "keeps the result of a job that had ended when the interruption came" do
+    ended = Queue.new
+    go = Queue.new
+    # Held where it is in its slot still, and its block has returned.
+    gate.define_singleton_method(:leave) do
+      ended << true
+      go.pop
+      super()
+    end
+    thread = Thread.new { gate.run { :result } }
+    ended.pop
+    expect(gate.stop(0)).to eq(1)
+    go << true
+    expect(thread.value).to eq(:result)
+  end
 end
