@@ -26,6 +26,9 @@ RSpec.configure do |config|
   config.include Eventually
   config.disable_monkey_patching!
   config.order = :random
+  config.before(:suite) do
+    puts "Sidekiq #{Sidekiq::VERSION}, Rails #{Rails.version}, Ruby #{RUBY_VERSION}"
+  end
   # The log is looked at, not shown.
   config.before do
     @log = StringIO.new
