@@ -127,6 +127,15 @@ RSpec.describe Jobqueue::Sidecar::App do
       expect(happened(:exhausted)).to eq([[:exhausted, "Report"]])
     end
 
+    it "fails when the code around it does, and says so" do
+      reloader = Sidekiq::Rails::Reloader.instance_method(:call)
+      Sidekiq::Rails::Reloader.define_method(:call) { raise SyntaxError, "app/models/user.rb:1: unexpected end" }
+      expect(verdict("Echo")).to include("status" => "failure", "error_class" => "SyntaxError")
+      expect(happened(:reported_error)).to eq([[:reported_error, "SyntaxError", "Job raised exception"]])
+    ensure
+      Sidekiq::Rails::Reloader.define_method(:call, reloader)
+    end
+
     it "may have called exit: the process goes on" do
       expect(verdict("Exits")).to include("error_class" => "SystemExit")
     end

@@ -71,7 +71,7 @@ RSpec.describe "The sidecar's process" do
     expect(endless.value.then { |answer| [answer.code, JSON.parse(answer.body)["interrupted"]] }).to eq(["200", true])
     # By the signal, as Puma and every well-behaved process says of itself.
     expect(@sidecar.wait.termsig).to eq(15)
-    expect(notes).to include("made short []")
+    expect(notes).to include("made short []", "stopped")
     expect(notes.grep(/too late|made endless/)).to eq([])
     expect(@sidecar.output).to include("Interrupted 1 jobs")
   ensure

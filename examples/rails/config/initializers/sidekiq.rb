@@ -7,4 +7,5 @@ require "notes_the_run"
 Sidekiq.configure_server do |config|
   config.server_middleware { |chain| chain.add NotesTheRun }
   config.death_handlers << ->(job, _exception) { NotesTheRun.note("died #{job["jid"]}") }
+  config.on(:shutdown) { NotesTheRun.note("stopped") }
 end

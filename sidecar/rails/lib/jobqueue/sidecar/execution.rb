@@ -46,8 +46,8 @@ module Jobqueue
         # Whatever a job raises, `exit` and SyntaxError too, is about that job and not about this process.
         return Verdict.interrupted if caused_by_shutdown?(e)
 
-        # Not from the job, but from around it: reloader, loggers.
-        @verdict ||= aftermath.of_failure(e, nil)
+        # Judged already, unless it is not from the job but from around it: the reloader, the loggers.
+        @verdict || judge(e, nil)
       end
 
       def aftermath
@@ -77,6 +77,7 @@ module Jobqueue
         raise if caused_by_shutdown?(e)
 
         @verdict = judge(e, job_class)
+        @verdict = @verdict.with(unknown_class: true) if job_class.nil? && e.is_a?(NameError)
         raise
       end
 
@@ -87,8 +88,7 @@ module Jobqueue
           return Verdict.failed(exception.cause || exception, discard: true)
         end
         report(exception)
-        verdict = aftermath.of_failure(exception, job_class)
-        job_class.nil? && exception.is_a?(NameError) ? verdict.with(unknown_class: true) : verdict
+        aftermath.of_failure(exception, job_class)
       end
 
       def report(exception)

@@ -15,6 +15,8 @@ environment ENV.fetch("RAILS_ENV", "development")
 persistent_timeout 30
 # The plugin interrupts jobs at the stop timeout; Puma itself comes later, for whatever is left.
 force_shutdown_after settings.stop_timeout + 5
+# Since Puma 6: what is too large is not even read.
+http_content_length_limit settings.max_body_bytes if respond_to?(:http_content_length_limit)
 # An error of ours is told to nobody but the log.
 lowlevel_error_handler do |error|
   $stderr.puts "jobqueue-sidecar: #{error.class.name}"

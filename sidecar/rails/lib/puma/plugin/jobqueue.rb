@@ -21,13 +21,15 @@ Puma::Plugin.create do
                                                            stop_timeout: Jobqueue::Sidecar.settings.stop_timeout)
     lifecycle.start
     %w[TERM INT].each { |signal| before(signal) { lifecycle.stop } }
+    # Puma waits for the jobs, and nobody but us for the application's shutdown hooks: five seconds, no more.
+    at_exit { @stopping&.join(5) }
   end
 
   def before(signal)
     puma = nil
     puma = Signal.trap(signal) do
-      # A signal handler may take no lock; a thread may. Puma waits for the jobs anyway.
-      Thread.new { yield }
+      # A signal handler may take no lock; a thread may.
+      @stopping ||= Thread.new { yield }
       puma.call
     end
   end
