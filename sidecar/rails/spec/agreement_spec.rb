@@ -66,6 +66,7 @@ RSpec.describe "Agreement with Sidekiq" do
     "with no retries" => ["Fails", { retry: 0 }],
     "without retries" => ["Fails", { retry: false }],
     "whose class says that there are none" => ["Once", {}],
+    "whose class says how many there are" => ["FailsOnce", {}],
     "whose class says nothing" => ["Fails", {}],
     "that is not kept among the dead" => ["Fails", { retry: 0, dead: false }],
     "whose class says when" => ["FailsAndSaysWhen", { retry: true }],

@@ -112,6 +112,8 @@ RSpec.describe Jobqueue::Sidecar::App do
       expect(JSON.parse(last.body)).to include("kill" => true)
       not_last = post(job("Fails", retry: 0), "HTTP_X_JOB_LAST_ATTEMPT" => "false")
       expect(JSON.parse(not_last.body)).not_to include("kill")
+      class_knows = post(job("FailsOnce").except("retry"), "HTTP_X_JOB_LAST_ATTEMPT" => "false")
+      expect(JSON.parse(class_knows.body)).to include("kill" => true)
     end
 
     it "sends as many lines of backtrace as the job asks for" do

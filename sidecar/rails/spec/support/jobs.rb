@@ -66,6 +66,10 @@ class Once < Fails
   sidekiq_options retry: false
 end
 
+class FailsOnce < Fails
+  sidekiq_options retry: 0
+end
+
 class Exits < SpecJob
   def perform
     exit 3

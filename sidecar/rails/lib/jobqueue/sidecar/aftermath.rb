@@ -18,8 +18,7 @@ module Jobqueue
 
       # `job_class` is nil when it could not be loaded.
       def of_failure(exception, job_class)
-        job = @job.key?("retry") && !@job["retry"].nil? ? @job : @job.merge("retry" => default_retry(job_class))
-        failed = FailedJob.new(job, exception)
+        failed = FailedJob.new(@job["retry"].nil? ? @job.merge("retry" => default_retry(job_class)) : @job, exception)
         case decide(failed)
         when :never
           run_death_handlers(failed.job, exception)
@@ -43,7 +42,8 @@ module Jobqueue
 
       def decide(failed)
         return :never unless failed.job["retry"]
-        return @last ? :exhausted : :again unless @last.nil?
+        # Of a job that does not say, the worker cannot know what its class says.
+        return @last ? :exhausted : :again unless @last.nil? || @job["retry"].nil?
 
         RetryRule.after_failure(failed.job, count: failed.count, max_retries: @sidekiq.max_retries,
                                             failed_at: failed.failed_at, now: Time.now.to_f,
