@@ -43,10 +43,8 @@ RSpec.describe "Agreement with Sidekiq" do
     Events.clear
     answer = Rack::MockRequest.new(app).post("/jobs/execute", :input => JSON.generate(job), "REMOTE_ADDR" => "127.0.0.1")
     said = JSON.parse(answer.body)
-    fate = if said["kill"] then :dead
-           elsif said["discard"] || said["status"] == "success" then :gone
-           else :retried
-           end
+    fate = said["kill"] ? :dead : :retried
+    fate = :gone if said["discard"] || said["status"] == "success"
     { fate: fate, said: said, events: events }
   end
 
@@ -86,7 +84,7 @@ RSpec.describe "Agreement with Sidekiq" do
       next if theirs[:entry].nil?
 
       # Further lines of a message quote the source that raised: theirs or ours.
-      error = ->(fields) { [fields["error_class"], fields["error_message"].lines.first] }
+      error = ->(known) { [known["error_class"], known["error_message"].lines.first] }
       expect(error[ours[:said]]).to eq(error[theirs[:entry]])
       expect(ours[:said]["backtrace"]&.size).to eq(fields[:backtrace])
     end

@@ -204,7 +204,9 @@ RSpec.describe Jobqueue::Sidecar::App do
       %w[Waits WaitsAndWraps].each do |name|
         app = described_class.new(settings)
         request = Rack::MockRequest.new(app)
-        thread = Thread.new { request.post("/jobs/execute", :input => JSON.generate(job(name, retry: 0)), "REMOTE_ADDR" => "::1") }
+        thread = Thread.new do
+          request.post("/jobs/execute", :input => JSON.generate(job(name, retry: 0)), "REMOTE_ADDR" => "::1")
+        end
         Waits::STARTED.pop
         app.gate.stop(0)
         answer = thread.value

@@ -23,7 +23,7 @@ RSpec.describe Jobqueue::Sidecar::Verdict do
   end
 
   it "survives messages that are not text" do
-    unspeakable = Class.new(StandardError) { def message = raise("no") }
+    unspeakable = Class.new(StandardError) { define_method(:message) { raise "no" } }
     expect(parsed(described_class.failed(unspeakable.new))["error_message"]).to match(/THREW AN ERROR/)
     expect(parsed(described_class.failed(Boom.new("\xFF\xFE".b)))["error_message"]).to eq("\uFFFD\uFFFD")
   end

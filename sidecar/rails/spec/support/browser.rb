@@ -6,7 +6,8 @@ class Browser
     require "selenium-webdriver"
     options = Selenium::WebDriver::Chrome::Options.new
     # Root may not have the sandbox, and the shared memory of containers is small.
-    %w[--headless=new --no-sandbox --disable-dev-shm-usage --disable-gpu --window-size=1400,1000].each { |flag| options.add_argument(flag) }
+    flags = %w[--headless=new --no-sandbox --disable-dev-shm-usage --disable-gpu --window-size=1400,1000]
+    flags.each { |flag| options.add_argument(flag) }
     options.binary = "/usr/bin/chromium"
     service = Selenium::WebDriver::Service.chrome(path: "/usr/bin/chromedriver")
     driver = Selenium::WebDriver.for(:chrome, capabilities: options, service: service)
@@ -26,7 +27,8 @@ class Browser
 
   # A button by its label: the first of this page.
   def click(label)
-    @driver.find_elements(css: "button, input[type=submit]").find { |button| [button.text, button.attribute("value")].include?(label) }.click
+    buttons = @driver.find_elements(css: "button, input[type=submit]")
+    buttons.find { |button| [button.text, button.attribute("value")].include?(label) }.click
     @driver.switch_to.alert.accept
   rescue Selenium::WebDriver::Error::NoSuchAlertError
     nil

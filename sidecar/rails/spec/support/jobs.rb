@@ -43,7 +43,10 @@ class Fails < SpecJob
 end
 
 class FailsAndSaysWhen < Fails
-  sidekiq_retry_in { |count, exception| Events << [:retry_in, count, exception.class.name]; 90 }
+  sidekiq_retry_in do |count, exception|
+    Events << [:retry_in, count, exception.class.name]
+    90
+  end
 end
 
 class FailsAndAsksWrongly < Fails
@@ -59,7 +62,10 @@ class FailsAndIsDiscarded < Fails
 end
 
 class FailsForGood < Fails
-  sidekiq_retries_exhausted { |_, _| Events << [:exhausted]; :discard }
+  sidekiq_retries_exhausted do |_, _|
+    Events << [:exhausted]
+    :discard
+  end
 end
 
 class Once < Fails

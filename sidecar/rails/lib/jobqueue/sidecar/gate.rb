@@ -28,13 +28,13 @@ module Jobqueue
 
       # Runs the block in a slot and answers what it answered; :full or :closed without running it.
       # Everything but the block itself is safe from the interruption of `stop`.
-      def run
+      def run(&block)
         Thread.handle_interrupt(interrupt => :never) do
           refusal = enter
           return refusal if refusal
 
           begin
-            Thread.handle_interrupt(interrupt => :immediate) { yield }
+            Thread.handle_interrupt(interrupt => :immediate, &block)
           ensure
             leave
           end

@@ -23,8 +23,8 @@ module Jobqueue
         def failed(exception, backtrace: nil, **words)
           message = message_of(exception)
           new(status: "failure", **words,
-                   error_class: exception.class.name.to_s, error_message: message, result: message[0, RESULT_MAX],
-                   backtrace: backtrace)
+              error_class: exception.class.name.to_s, error_message: message, result: message[0, RESULT_MAX],
+              backtrace: backtrace)
         end
 
         # The job has not ended and is to run again elsewhere, at no cost: it was us who stopped it.

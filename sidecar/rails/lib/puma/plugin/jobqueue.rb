@@ -25,11 +25,11 @@ Puma::Plugin.create do
     at_exit { @stopping&.join(5) }
   end
 
-  def before(signal)
+  def before(signal, &block)
     puma = nil
     puma = Signal.trap(signal) do
       # A signal handler may take no lock; a thread may.
-      @stopping ||= Thread.new { yield }
+      @stopping ||= Thread.new(&block)
       puma.call
     end
   end
