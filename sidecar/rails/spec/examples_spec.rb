@@ -43,11 +43,13 @@ RSpec.describe "The files of examples/rails" do
       output, status = Open3.capture2e(env, lock, chdir: "#{image}/app")
       expect(status).to be_success, output
       before = Dir["#{image}/**/*", "#{image}/**/.*"].sort
-      output, status = Open3.capture2e(env.merge("BUNDLE_FROZEN" => "true", "RAILS_ENV" => "production",
-                                                 "RAILS_LOG_TO_STDOUT" => "1", "RUBYOPT" => "-W0"),
-                                       "bundle", "exec", "ruby", "-e", 'require "jobqueue/sidecar/boot"; ' \
-                                                                       'require "./config/environment"; puts Jobqueue::Sidecar.app.call("PATH_INFO" => ' \
-                                                                       '"/health", "REQUEST_METHOD" => "GET").last', chdir: "#{image}/app")
+      asked = <<~RUBY
+        require "jobqueue/sidecar/boot"
+        require "./config/environment"
+        puts Jobqueue::Sidecar.app.call("PATH_INFO" => "/health", "REQUEST_METHOD" => "GET").last
+      RUBY
+      env.merge!("BUNDLE_FROZEN" => "true", "RAILS_ENV" => "production", "RAILS_LOG_TO_STDOUT" => "1", "RUBYOPT" => "-W0")
+      output, status = Open3.capture2e(env, "bundle", "exec", "ruby", "-e", asked, chdir: "#{image}/app")
       expect(status).to be_success, output
       expect(output).to include('"rails_loaded":true')
       expect(Dir["#{image}/**/*", "#{image}/**/.*"].sort).to eq(before)
