@@ -16,6 +16,7 @@ class Program
     @log = File.join(Dir.mktmpdir("jobqueue-spec"), "log")
     @pid = Process.spawn(env, *command, chdir: chdir, out: [@log, "w"], err: %i[child out], unsetenv_others: false)
     @status = nil
+    @stopped = false
   end
 
   def output
@@ -45,12 +46,18 @@ class Program
     wait
   end
 
+  # Later calls do nothing.
   def stop
-    signal(:TERM)
-    wait(timeout: 40)
-  ensure
-    kill
-    FileUtils.rm_rf(File.dirname(@log))
+    return if @stopped
+
+    @stopped = true
+    begin
+      signal(:TERM)
+      wait(timeout: 40)
+    ensure
+      kill
+      FileUtils.rm_rf(File.dirname(@log))
+    end
   end
 end
 

@@ -47,9 +47,9 @@ class Stack
   end
 
   # What the application had before: a Sidekiq process on the same queues. Whoever starts it stops it.
-  def start_sidekiq
+  def start_sidekiq(**env)
     Program.new("bundle", "exec", "sidekiq", "-q", "critical", "-q", "default", "-c", "5",
-                env: { **APP_ENV, "REDIS_URL" => redis_url }, chdir: Sidecar::ROOT)
+                env: { **APP_ENV, "REDIS_URL" => redis_url, **env.transform_keys(&:to_s) }, chdir: Sidecar::ROOT)
   end
 
   def stop
