@@ -48,7 +48,7 @@ test: setup build ## Run all tests but the long ones, on a real Redis and a real
 
 test-full: setup lint deny build ## Everything: lints, dependencies, and all tests with the long ones
 	scripts/chart check
-	scripts/rails-spec $(TARGET_DIR)/debug/worker
+	scripts/rails-spec --all $(TARGET_DIR)/debug/worker
 	scripts/rails-spec --sidekiq-7
 	eval "$$(scripts/e2e)"; $(CARGO) test --workspace -- --include-ignored
 

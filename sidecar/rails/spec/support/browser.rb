@@ -25,9 +25,10 @@ class Browser
     @driver.find_element(tag_name: "body").text
   end
 
-  # A button by its label: the first of this page.
-  def click(label)
-    buttons = @driver.find_elements(css: "button, input[type=submit]")
+  # A button of Sidekiq's Busy page by its label, of the process with this identity.
+  def click(label, identity)
+    form = @driver.find_element(css: "input[name=identity][value='#{identity}']").find_element(xpath: "./ancestor::form")
+    buttons = form.find_elements(css: "button, input[type=submit]")
     buttons.find { |button| [button.text, button.attribute("value")].include?(label) }.click
     @driver.switch_to.alert.accept
   rescue Selenium::WebDriver::Error::NoSuchAlertError

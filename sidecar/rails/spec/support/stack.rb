@@ -87,7 +87,8 @@ class Stack
 
     case name
     when "redis" then Redis.new(url: redis_url).ping
-    when "worker" then self[name].output.match?(/ready|started/i)
+    # As Sidekiq Web sees it.
+    when "worker" then Redis.new(url: redis_url).smembers("processes").any? { |id| id.split(":")[1] == self[name].pid.to_s }
     else TCPSocket.new("127.0.0.1", @ports[name]).close.nil?
     end
   rescue Redis::BaseConnectionError, SystemCallError
