@@ -15,13 +15,18 @@ RSpec.describe "The stack of the example", :worker do
     # This process is a client of the same Redis, as a console of the application would be.
     SidekiqVersions.config.redis = { url: @stack.redis_url }
     [Thread.new { @stack.start("web") }, Thread.new { @stack.start("app") }].each(&:join)
-    # The shortest there is: the jobs of a killed worker are back in seconds.
-    @stack.start("worker", WORKER_HEARTBEAT_TTL: "5s")
+    start_worker
   end
 
   after(:context) do
     @redis.close
     @stack.stop
+  end
+
+  # With short waits: the jobs of a killed worker are back after the least time there is, and an application that was away
+  # is asked again soon.
+  def start_worker
+    @stack.start("worker", WORKER_HEARTBEAT_TTL: "5s", CIRCUIT_BREAKER_COOLDOWN_PERIOD: "1s")
   end
 
   # Settled, whatever became of it: nothing waits and nothing runs.
@@ -93,7 +98,7 @@ RSpec.describe "The stack of the example", :worker do
     @stack["app"].kill
     @stack["worker"].kill
     @stack.start("app")
-    @stack.start("worker", WORKER_HEARTBEAT_TTL: "5s")
+    start_worker
     eventually("it ran", timeout: 60) { notes.include?("made survivor []") }
     expect([Sidekiq::RetrySet.new.size, Sidekiq::DeadSet.new.size]).to eq([0, 0])
     expect(Sidekiq::Stats.new.failed).to eq(failed)
@@ -118,7 +123,7 @@ RSpec.describe "The stack of the example", :worker do
     expect([Sidekiq::RetrySet.new.size, Sidekiq::DeadSet.new.size]).to eq([0, 0])
   ensure
     ruby&.stop
-    @stack.start("worker", WORKER_HEARTBEAT_TTL: "5s") if @stack["worker"].ended?
+    start_worker if @stack["worker"].ended?
   end
 
   it "shows all of it in Sidekiq's own pages, whose buttons work" do
@@ -150,6 +155,6 @@ RSpec.describe "The stack of the example", :worker do
     expect(notes).to include("made runs []")
   ensure
     @redis.del("queue:nobody")
-    @stack.start("worker", WORKER_HEARTBEAT_TTL: "5s") if @stack["worker"].ended?
+    start_worker if @stack["worker"].ended?
   end
 end
