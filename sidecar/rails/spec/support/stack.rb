@@ -53,8 +53,15 @@ class Stack
   end
 
   def stop
-    %w[worker app web redis].each { |name| @programs.delete(name)&.stop }
+    failed = %w[worker app web redis].filter_map do |name|
+      @programs.delete(name)&.stop
+      nil
+    rescue StandardError => e
+      # The others are stopped all the same.
+      e
+    end
     FileUtils.rm_rf(@directory)
+    raise failed.first if failed.any?
   end
 
   private
