@@ -104,6 +104,23 @@ RSpec.describe "The stack of the example", :worker do
     expect(Sidekiq::Stats.new.failed).to eq(failed)
   end
 
+  it "buries a job that kills its application again and again, and no other", :long do
+    crash = { RUBYOPT: "-W0 -r#{File.expand_path("support/classes/crash_job.rb", __dir__)}" }
+    @stack["app"].stop
+    @stack.start("app", **crash)
+    jid = push("CrashJob", retry: true)
+    innocent = Array.new(10) { |number| "innocent#{number}" }
+    innocent.each { |name| push("ThumbnailJob", name, 0.2) }
+    dead = eventually("it is among the dead", timeout: 120) do
+      # What Kubernetes and Compose do.
+      @stack.start("app", **crash) if @stack["app"].ended?
+      Sidekiq::DeadSet.new.find_job(jid)
+    end
+    expect(dead.item["error_class"]).to match(/poison/i)
+    eventually("the others ran", timeout: 60) { innocent.all? { |name| notes.include?("made #{name} []") } }
+    expect([Sidekiq::DeadSet.new.size, Sidekiq::RetrySet.new.size]).to eq([1, 0])
+  end
+
   it "shares its queues with a Sidekiq process: side by side, cut over, and back", :long do
     ruby = @stack.start_sidekiq
     eventually("both are there", timeout: 40) { Sidekiq::ProcessSet.new.map { |one| one["pid"] }.include?(ruby.pid) }
