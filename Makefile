@@ -43,10 +43,13 @@ export RUST_TEST_THREADS ?= 8
 # KUBECONFIG set they use that cluster.
 test: setup build ## Run all tests but the long ones, on a real Redis and a real cluster
 	scripts/chart check
+	scripts/rails-spec $(TARGET_DIR)/debug/worker
 	eval "$$(scripts/e2e)"; $(CARGO) test --workspace
 
 test-full: setup lint deny build ## Everything: lints, dependencies, and all tests with the long ones
 	scripts/chart check
+	scripts/rails-spec --all $(TARGET_DIR)/debug/worker
+	scripts/rails-spec --sidekiq-7
 	eval "$$(scripts/e2e)"; $(CARGO) test --workspace -- --include-ignored
 
 coverage: setup ## Measure line coverage, fail under COVERAGE_MIN per cent

@@ -1,0 +1,4 @@
+# frozen_string_literal: true
+
+# The name that Bundler requires.
+require "jobqueue/sidecar"

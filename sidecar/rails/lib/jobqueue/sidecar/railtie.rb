@@ -1,0 +1,33 @@
+# frozen_string_literal: true
+
+require "rails/railtie"
+
+module Jobqueue
+  module Sidecar
+    # Changes an application only in a sidecar process; a web server or a console with the gem stays as it is.
+    class Railtie < Rails::Railtie
+      initializer "jobqueue.sidecar.active_job_logs" do
+        next unless Sidecar.booted?
+
+        # ActiveJob logs the arguments of every job unless told otherwise.
+        ActiveSupport.on_load(:active_job) { self.log_arguments = false if respond_to?(:log_arguments=) }
+      end
+
+      config.after_initialize { Sidecar.check_database_pool if Sidecar.booted? }
+    end
+
+    # A pool smaller than the number of jobs at once makes jobs fail that have done nothing wrong.
+    def self.check_database_pool
+      return unless defined?(ActiveRecord::Base)
+
+      pool = ActiveRecord::Base.connection_pool.size
+      return if pool >= settings.concurrency
+
+      Sidekiq.logger.warn("The database pool has #{pool} connections for #{settings.concurrency} jobs at once: " \
+                          "raise `pool` in config/database.yml, or jobs will fail waiting for one")
+    rescue ActiveRecord::ActiveRecordError
+      # No database is configured: there is no pool to be too small.
+      nil
+    end
+  end
+end

@@ -1,0 +1,65 @@
+# frozen_string_literal: true
+
+module Jobqueue
+  module Sidecar
+    # Everything that can be set, read once from the environment. All problems are told at once.
+    class Settings
+      # What one thread of Puma more than there are slots is for: /health, and the 503 when every slot is taken.
+      SPARE_THREADS = 2
+
+      attr_reader :bind, :concurrency, :stop_timeout, :max_body_bytes, :memory_limit_bytes, :clock_skew,
+                  :token_file, :hmac_key_file
+
+      def initialize(env = ENV)
+        @env = env
+        @problems = []
+        @bind = text("JOBQUEUE_BIND") || "tcp://127.0.0.1:#{text("PORT") || 3000}"
+        @concurrency = integer("JOBQUEUE_CONCURRENCY", integer("RAILS_MAX_THREADS", 5, 1..1000), 1..1000)
+        # Sidekiq's own default.
+        @stop_timeout = integer("JOBQUEUE_STOP_TIMEOUT", 25, 0..86_400)
+        @max_body_bytes = integer("JOBQUEUE_MAX_BODY_BYTES", 32 << 20, 1..(512 << 20))
+        mib = integer("JOBQUEUE_MEMORY_LIMIT_MB", 0, 0..(1 << 24))
+        @memory_limit_bytes = mib.zero? ? nil : mib << 20
+        @clock_skew = integer("JOBQUEUE_CLOCK_SKEW", 300, 1..86_400)
+        @token_file = text("JOBQUEUE_TOKEN_FILE")
+        @hmac_key_file = text("JOBQUEUE_HMAC_KEY_FILE")
+        secret_files_hold_something
+        raise Error, @problems.join("\n") unless @problems.empty?
+      end
+
+      def threads
+        concurrency + SPARE_THREADS
+      end
+
+      private
+
+      def text(name)
+        value = @env[name].to_s.strip
+        value unless value.empty?
+      end
+
+      def integer(name, default, range)
+        value = text(name)
+        return default if value.nil?
+
+        number = Integer(value, 10, exception: false)
+        return number if number && range.cover?(number)
+
+        @problems << "#{name}: #{value.inspect}: must be an integer from #{range.min} to #{range.max}"
+        default
+      end
+
+      # A secret that is empty would be guessed by anybody; one that cannot be read refuses every job. Neither is
+      # found out at the first job.
+      def secret_files_hold_something
+        { "JOBQUEUE_TOKEN_FILE" => token_file, "JOBQUEUE_HMAC_KEY_FILE" => hmac_key_file }.each do |name, path|
+          next if path.nil?
+
+          @problems << "#{name}: #{path.inspect}: the file is empty" if File.binread(path).strip.empty?
+        rescue SystemCallError => e
+          @problems << "#{name}: #{path.inspect}: #{e.message.sub(/ @ .*/, "")}"
+        end
+      end
+    end
+  end
+end

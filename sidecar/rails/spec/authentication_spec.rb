@@ -1,0 +1,101 @@
+# frozen_string_literal: true
+
+require "tmpdir"
+
+RSpec.describe Jobqueue::Sidecar::Authentication do
+  around do |example|
+    Dir.mktmpdir { |directory| (@directory = directory) && example.run }
+  end
+
+  def file(name, content)
+    File.join(@directory, name).tap { |path| File.binwrite(path, content) }
+  end
+
+  def authentication(token: nil, key: nil, now: 1_000_000)
+    env = { "JOBQUEUE_TOKEN_FILE" => token && file("token", token), "JOBQUEUE_HMAC_KEY_FILE" => key && file("key", key) }
+    described_class.new(Jobqueue::Sidecar::Settings.new(env.compact), now: -> { now })
+  end
+
+  def signed(key, body, timestamp: 1_000_000)
+    { "HTTP_X_JOBQUEUE_TIMESTAMP" => timestamp.to_s,
+      "HTTP_X_JOBQUEUE_SIGNATURE" => "sha256=#{OpenSSL::HMAC.hexdigest("SHA256", key, "#{timestamp}.#{body}")}" }
+  end
+
+  it "without a secret serves loopback addresses and nobody else" do
+    auth = authentication
+    %w[127.0.0.1 ::1].each { |address| expect(auth.refusal({ "REMOTE_ADDR" => address }, "")).to be_nil }
+    ["10.0.0.7", "127.0.0.6", "", nil].each do |address|
+      expect(auth.refusal({ "REMOTE_ADDR" => address, "HTTP_X_FORWARDED_FOR" => "127.0.0.1" }, "")).to match(/loopback/)
+    end
+  end
+
+  it "takes any of the tokens of its file and no other, from wherever" do
+    auth = authentication(token: "old\nnew\n")
+    bearer = ->(token) { auth.refusal({ "REMOTE_ADDR" => "10.0.0.7", "HTTP_AUTHORIZATION" => token }, "") }
+    expect([bearer["Bearer old"], bearer["bearer new"]]).to eq([nil, nil])
+    ["Bearer ol", "Bearer newer", "Bearer ", "Basic old", "old", nil].each { |wrong| expect(bearer[wrong]).to be_a(String) }
+    # A secret shuts loopback too.
+    expect(auth.refusal({ "REMOTE_ADDR" => "127.0.0.1" }, "")).to eq("no bearer token")
+  end
+
+  it "takes a signature over the time and the very bytes of the body" do
+    auth = authentication(key: "k3y\n")
+    body = "{\"class\":\"Ä\"}".b
+    expect(auth.refusal(signed("k3y", body), body)).to be_nil
+    expect(auth.refusal(signed("k3y", body), "#{body} ")).to eq("wrong signature")
+    expect(auth.refusal(signed("other", body), body)).to eq("wrong signature")
+    expect(auth.refusal({}, body)).to eq("no signature")
+    expect(auth.refusal(signed("k3y", body).merge("HTTP_X_JOBQUEUE_TIMESTAMP" => "1e6"), body)).to match(/no number/)
+  end
+
+  it "refuses a signed request that is older or newer than the bound" do
+    auth = authentication(key: "k3y")
+    { 999_700 => nil, 1_000_300 => nil, 999_699 => /300 s/, 1_000_301 => /300 s/ }.each do |timestamp, refusal|
+      expect(auth.refusal(signed("k3y", "{}", timestamp: timestamp), "{}")).to match_refusal(refusal)
+    end
+  end
+
+  it "tells the time of our clock only to who knows the key" do
+    auth = authentication(key: "k3y")
+    expect(auth.refusal(signed("wrong", "{}", timestamp: 1), "{}")).to eq("wrong signature")
+  end
+
+  it "takes either when both are set, so that one can be exchanged for the other" do
+    auth = authentication(token: "t0ken", key: "k3y")
+    expect(auth.refusal({ "HTTP_AUTHORIZATION" => "Bearer t0ken" }, "{}")).to be_nil
+    expect(auth.refusal(signed("k3y", "{}"), "{}")).to be_nil
+    expect(auth.refusal({}, "{}")).to eq("no bearer token; no signature")
+  end
+
+  it "compares digests with Rack's constant-time comparison, all candidates each time" do
+    auth = authentication(token: "right\nother\nthird")
+    compared = []
+    allow(Rack::Utils).to receive(:secure_compare).and_wrap_original do |original, a, b|
+      compared << [a.bytesize, b.bytesize]
+      original.call(a, b)
+    end
+    auth.refusal({ "HTTP_AUTHORIZATION" => "Bearer right" }, "")
+    # The whole file and its three lines; 64 is the length of a digest, whatever the length of the token.
+    expect(compared).to eq([[64, 64]] * 4)
+  end
+
+  RSpec::Matchers.define(:match_refusal) do |expected|
+    match { |actual| expected.nil? ? actual.nil? : actual&.match?(expected) }
+  end
+
+  describe Jobqueue::Sidecar::Secret do
+    it "sees a replaced file, and keeps what it knew while the file is away" do
+      time = 0
+      path = file("secret", "first")
+      secret = described_class.new(path, clock: -> { time })
+      expect(secret.candidates).to eq(["first"])
+      File.write(path, "second")
+      expect(secret.candidates).to eq(["first"])
+      time += described_class::MAX_AGE
+      expect(secret.candidates).to eq(["second"])
+      File.delete(path)
+      time += described_class::MAX_AGE
+      expect(secret.candidates).to eq(["second"])
+    end
+  end
+end

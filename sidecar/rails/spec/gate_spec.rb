@@ -1,0 +1,95 @@
+# frozen_string_literal: true
+
+RSpec.describe Jobqueue::Sidecar::Gate do
+  subject(:gate) { described_class.new(2, interrupt: Sidekiq::Shutdown) }
+
+  # Runs a block in a slot of another thread; it is in its slot when this returns.
+  def occupy(gate)
+    entered = Queue.new
+    thread = Thread.new do
+      gate.run do
+        entered << true
+        yield
+      end
+    rescue Sidekiq::Shutdown
+      :interrupted
+    end
+    entered.pop
+    thread
+  end
+
+  it "runs as many as it has slots and refuses the next without running it" do
+    go = Queue.new
+    threads = Array.new(2) { occupy(gate) { go.pop } }
+    expect(gate.run { raise "must not run" }).to eq(:full)
+    expect(gate.busy).to eq(2)
+    2.times { go << :done }
+    expect(threads.map(&:value)).to eq(%i[done done])
+    expect(gate.run { :third }).to eq(:third)
+  end
+
+  it "frees the slot of a block that raised" do
+    3.times { expect { gate.run { raise Boom } }.to raise_error(Boom) }
+    expect(gate.busy).to eq(0)
+  end
+
+  it "lets what runs go on when it is closed, and starts nothing" do
+    go = Queue.new
+    thread = occupy(gate) { go.pop }
+    gate.close
+    expect(gate.run { raise "must not run" }).to eq(:closed)
+    go << :finished
+    expect(thread.value).to eq(:finished)
+  end
+
+  it "waits for running jobs when it stops and interrupts none that ends" do
+    go = Queue.new
+    thread = occupy(gate) { go.pop }
+    stopper = Thread.new { gate.stop(60) }
+    eventually("it is closed") { !gate.open? }
+    go << :finished
+    expect([thread.value, stopper.value]).to eq([:finished, 0])
+  end
+
+  it "interrupts what does not end in time, and nothing that comes after" do
+    thread = occupy(gate) { Queue.new.pop }
+    expect(gate.stop(0)).to eq(1)
+    expect(thread.value).to eq(:interrupted)
+    expect(gate.busy).to eq(0)
+  end
+
+  it "leaves its thread fit for the next request, whether the job or the interruption came first" do
+    300.times do
+      gate = described_class.new(1, interrupt: Sidekiq::Shutdown)
+      entered = Queue.new
+      thread = Thread.new do
+        begin
+          gate.run { entered << true }
+        rescue Sidekiq::Shutdown
+          nil
+        end
+        10.times { Thread.pass }
+        :fit
+      end
+      entered.pop
+      gate.stop(0)
+      expect(thread.value).to eq(:fit)
+    end
+  end
+
+  it "keeps the result of a job that had ended when the interruption came" do
+    ended = Queue.new
+    go = Queue.new
+    # Held where it is in its slot still, and its block has returned.
+    gate.define_singleton_method(:leave) do
+      ended << true
+      go.pop
+      super()
+    end
+    thread = Thread.new { gate.run { :result } }
+    ended.pop
+    expect(gate.stop(0)).to eq(1)
+    go << true
+    expect(thread.value).to eq(:result)
+  end
+end

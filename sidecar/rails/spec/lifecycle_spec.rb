@@ -1,0 +1,23 @@
+# frozen_string_literal: true
+
+require "jobqueue/sidecar/lifecycle"
+
+RSpec.describe Jobqueue::Sidecar::Lifecycle do
+  let(:sidekiq) { Jobqueue::Sidecar::SidekiqRuntime.new }
+  let(:gate) { Jobqueue::Sidecar::Gate.new(1, interrupt: Sidekiq::Shutdown) }
+  let(:lifecycle) { described_class.new(gate, sidekiq: sidekiq, stop_timeout: 0) }
+
+  it "calls the application's hooks as a Sidekiq process does, and only once each" do
+    %i[startup quiet shutdown].each do |event|
+      SidekiqVersions.config.then { |config| config.on(event) { Events << [event, gate.open?] } }
+    end
+    SidekiqVersions.config.on(:quiet) { raise "a hook that fails harms nobody" }
+    lifecycle.start
+    2.times { lifecycle.stop }
+    expect(Events.to_a).to eq([[:startup, true],
+                               [:reported_error, "RuntimeError", "Exception during Sidekiq lifecycle event."],
+                               [:quiet, false], [:shutdown, false]])
+  ensure
+    sidekiq.options[:lifecycle_events].each_value(&:clear)
+  end
+end

@@ -1,0 +1,113 @@
+# frozen_string_literal: true
+
+require "openssl"
+require "support/processes"
+
+# Puma, the example application and signals, as they are in production. Each start of Rails takes seconds: so few.
+RSpec.describe "The sidecar's process" do
+  before(:context) { @redis = RedisServer.start }
+  after(:context) { @redis.stop }
+  before { @redis.client.flushall }
+
+  def job(name, *args, **fields)
+    { "class" => name, "args" => args, "jid" => "j1", "queue" => "default", "retry" => 2 }.merge(fields.transform_keys(&:to_s))
+  end
+
+  def notes
+    @redis.client.lrange("example:notes", 0, -1)
+  end
+
+  # A thread that waits for the answer; the job has begun when this returns.
+  def begin_job(name, seconds)
+    thread = Thread.new { @sidecar.post(job("ThumbnailJob", name, seconds)) }
+    eventually("#{name} begins") { notes.include?("began #{name}") }
+    thread
+  end
+
+  def refused?(name)
+    @sidecar.post(job("ThumbnailJob", name)).code == "503"
+  rescue SystemCallError, EOFError
+    true
+  end
+
+  context "when it runs" do
+    before(:context) { @sidecar = Sidecar.start(@redis, JOBQUEUE_CONCURRENCY: "2") }
+    after(:context) { @sidecar.stop }
+
+    it "runs the application's jobs with its middleware and handlers, and keeps arguments out of the log" do
+      expect(@sidecar.post(job("ThumbnailJob", "94711.png", 0, { "w" => 10**30 })).body).to include('"status":"success"')
+      expect(notes).to eq(["began 94711.png", "made 94711.png [{\"w\":#{10**30}}]", "ran j1 in Rails' executor"])
+      report = { "job_class" => "ReportJob", "job_id" => "a", "queue_name" => "default",
+                 "arguments" => ["94712", { "at" => { "_aj_serialized" => "ActiveJob::Serializers::TimeSerializer",
+                                                      "value" => "2026-01-02T03:04:05Z" }, "_aj_ruby2_keywords" => ["at"] }] }
+      wrapper = "ActiveJob::QueueAdapters::SidekiqAdapter::JobWrapper"
+      expect(@sidecar.post(job(wrapper, report, wrapped: "ReportJob")).body).to include("success")
+      expect(notes).to include("reported 94712 2026-01-02T03:04:05Z j1")
+      expect(@sidecar.post(job("ChargeJob", "94713", retry_count: 1)).body).to include('"kill":true', "ChargeJob::Declined")
+      expect(notes.last(2)).to eq(["gave up j1", "died j1"])
+      expect(@sidecar.output).to include("class=ThumbnailJob jid=j1", "Performing ReportJob", "Job raised ChargeJob::Declined")
+      expect(@sidecar.output).not_to match(/9471[123]/)
+    end
+
+    it "refuses what is more than its slots, and stays in good health" do
+      running = [begin_job("one", 1.5), begin_job("two", 1.5)]
+      answers = Array.new(4) { @sidecar.post(job("ThumbnailJob", "three")) }
+      expect(answers.map { |answer| [answer.code, answer["retry-after"]] }).to eq([%w[503 1]] * 4)
+      expect(@sidecar.health).to eq([200, { "status" => "ok", "rails_loaded" => true, "concurrency" => 2, "busy" => 2 }])
+      expect(running.map { |thread| thread.value.code }).to eq(%w[200 200])
+      expect(@sidecar.post(job("ThumbnailJob", "four")).code).to eq("200")
+      expect(notes.grep(/three/)).to eq([])
+    end
+  end
+
+  it "lets jobs end when it is told to stop, takes no other, and gives back what does not end in time" do
+    @sidecar = Sidecar.start(@redis, JOBQUEUE_STOP_TIMEOUT: "3")
+    short = begin_job("short", 1)
+    endless = begin_job("endless", 600)
+    @sidecar.signal(:TERM)
+    eventually("it takes no more") { refused?("late") }
+    expect(refused?("too late")).to be(true)
+    expect(short.value.body).to include("success")
+    expect(endless.value.then { |answer| [answer.code, JSON.parse(answer.body)["interrupted"]] }).to eq(["200", true])
+    # By the signal, as Puma and every well-behaved process says of itself.
+    expect(@sidecar.wait.termsig).to eq(15)
+    expect(notes).to include("made short []", "stopped")
+    expect(notes.grep(/too late|made endless/)).to eq([])
+    expect(@sidecar.output).to include("Interrupted 1 jobs")
+  ensure
+    @sidecar&.stop
+  end
+
+  it "serves a unix socket to who signs, and ends in good order above its memory limit" do
+    directory = Dir.mktmpdir
+    File.write("#{directory}/key", "k3y\n")
+    socket = "#{directory}/jobs.sock"
+    @sidecar = Sidecar.new(@redis, JOBQUEUE_BIND: "unix://#{socket}", JOBQUEUE_HMAC_KEY_FILE: "#{directory}/key",
+                                   JOBQUEUE_MEMORY_LIMIT_MB: "1")
+    eventually("the socket is there", timeout: 40) { File.socket?(socket) }
+    body = JSON.generate(job("ThumbnailJob", "socket"))
+    now = Time.now.to_i
+    answers = %w[other k3y].map do |key|
+      signature = OpenSSL::HMAC.hexdigest("SHA256", key, "#{now}.#{body}")
+      UNIXSocket.open(socket) do |io|
+        io.write("POST /jobs/execute HTTP/1.1\r\nHost: localhost\r\nContent-Length: #{body.bytesize}\r\n" \
+                 "X-Jobqueue-Timestamp: #{now}\r\nX-Jobqueue-Signature: sha256=#{signature}\r\n\r\n#{body}")
+        io.gets[/\d{3}/]
+      end
+    end
+    expect(answers).to eq(%w[401 200])
+    expect(@sidecar.wait.termsig).to eq(15)
+    expect(@sidecar.output).to include("more than JOBQUEUE_MEMORY_LIMIT_MB")
+  ensure
+    @sidecar&.stop
+    FileUtils.rm_rf(directory)
+  end
+
+  it "says what is wrong with its settings and does not start" do
+    @sidecar = Sidecar.new(@redis, JOBQUEUE_CONCURRENCY: "0")
+    expect(@sidecar.wait.exitstatus).to eq(78)
+    expect(@sidecar.output).to include('jobqueue-sidecar: JOBQUEUE_CONCURRENCY: "0": must be an integer from 1 to 1000')
+  ensure
+    @sidecar&.stop
+  end
+end

@@ -1,0 +1,40 @@
+# frozen_string_literal: true
+
+require "tempfile"
+
+RSpec.describe Jobqueue::Sidecar::Settings do
+  def settings(**env)
+    described_class.new(env.transform_keys(&:to_s))
+  end
+
+  it "listens on loopback and takes as many jobs as Rails has threads when nothing is set" do
+    expect(settings).to have_attributes(bind: "tcp://127.0.0.1:3000", concurrency: 5, stop_timeout: 25,
+                                        memory_limit_bytes: nil)
+    expect(settings(RAILS_MAX_THREADS: "7", PORT: "9").then { |s| [s.concurrency, s.bind] })
+      .to eq([7, "tcp://127.0.0.1:9"])
+  end
+
+  it "has threads to spare, so that health and refusals are answered when every slot is taken" do
+    expect(settings(JOBQUEUE_CONCURRENCY: "10").threads).to eq(12)
+  end
+
+  it "names every wrong value and its rule at once" do
+    expect { settings(JOBQUEUE_CONCURRENCY: "many", JOBQUEUE_CLOCK_SKEW: "0") }
+      .to raise_error(Jobqueue::Sidecar::Error, <<~TEXT.chomp)
+        JOBQUEUE_CONCURRENCY: "many": must be an integer from 1 to 1000
+        JOBQUEUE_CLOCK_SKEW: "0": must be an integer from 1 to 86400
+      TEXT
+  end
+
+  it "does not start with a secret that is empty or cannot be read" do
+    Tempfile.create("token") do |file|
+      file.write(" \n")
+      file.flush
+      expect { settings(JOBQUEUE_TOKEN_FILE: file.path, JOBQUEUE_HMAC_KEY_FILE: "/nowhere") }
+        .to raise_error(Jobqueue::Sidecar::Error) { |error|
+              expect(error.message).to include("JOBQUEUE_TOKEN_FILE", "is empty",
+                                               'JOBQUEUE_HMAC_KEY_FILE: "/nowhere": No such file or directory')
+            }
+    end
+  end
+end

@@ -1,0 +1,177 @@
+# frozen_string_literal: true
+
+require "net/http"
+require "sidekiq/api"
+require "support/browser"
+require "support/stack"
+
+# Everything together, from `perform_async` in a real Rails application to Sidekiq's own pages: Redis, web server, sidecar and
+# worker, started as compose.yaml says.
+RSpec.describe "The stack of the example", :worker do
+  before(:context) do
+    @stack = Stack.new
+    @stack.start("redis")
+    @redis = Redis.new(url: @stack.redis_url)
+    # This process is a client of the same Redis, as a console of the application would be.
+    SidekiqVersions.config.redis = { url: @stack.redis_url }
+    [Thread.new { @stack.start("web") }, Thread.new { @stack.start("app") }].each(&:join)
+    start_worker
+  end
+
+  after(:context) do
+    @redis.close
+    @stack.stop
+  end
+
+  # With short waits: the jobs of a killed worker are back after the least time there is, and an application that was away
+  # is asked again soon.
+  def start_worker
+    @stack.start("worker", WORKER_HEARTBEAT_TTL: "5s", CIRCUIT_BREAKER_COOLDOWN_PERIOD: "1s")
+  end
+
+  # Settled, whatever became of it: nothing waits and nothing runs.
+  after do
+    eventually("all is settled", timeout: 60) { Sidekiq::Workers.new.size.zero? && Sidekiq::Queue.all.sum(&:size).zero? }
+    @redis.del("example:notes", "retry", "dead", "schedule")
+  end
+
+  def push(name, *args, **fields)
+    Sidekiq::Client.push({ "class" => name, "args" => args }.merge(fields.transform_keys(&:to_s)))
+  end
+
+  def notes
+    @redis.lrange("example:notes", 0, -1)
+  end
+
+  it "runs what the application enqueues, in its middleware: plain jobs and ActiveJobs" do
+    processed = Sidekiq::Stats.new.processed
+    jids = %w[thumbnail report].map do |job|
+      answer = Net::HTTP.post(URI("#{@stack.web_url}/enqueue/#{job}"), "")
+      expect(answer.code).to eq("201"), answer.body
+      JSON.parse(answer.body).fetch("jid")
+    end
+    jids.each { |jid| eventually("#{jid} ran") { notes.include?("ran #{jid} in Rails' executor") } }
+    expect(notes).to include('made cat.png [{"width":120}]', /\Areported sales .* #{jids.last}\z/)
+    eventually("both are counted", timeout: 30) { Sidekiq::Stats.new.processed >= processed + 2 }
+  end
+
+  it "hands arguments over as they were sent" do
+    args = [12_345_678_901_234_567_890_123, 1e-300, 0.1, -0.0, { "ü" => [[[]], {}, nil, true] }, "😀\u0000\n\"", "x" * 900_000]
+    push("ThumbnailJob", "args", 0, *args)
+    made = eventually("it ran") { notes.find { |note| note.start_with?("made args") } }
+    expect(JSON.parse(made.delete_prefix("made args "))).to eq(args)
+  end
+
+  it "runs scheduled jobs when they are due" do
+    push("ThumbnailJob", "later", at: Time.now.to_f + 1)
+    expect(Sidekiq::ScheduledSet.new.size).to eq(1)
+    eventually("it ran", timeout: 30) { notes.include?("made later []") }
+    expect(Sidekiq::ScheduledSet.new.size).to eq(0)
+  end
+
+  it "retries what fails as its class says, with what Sidekiq would have written" do
+    # By hand, so that the retry does not come while we look.
+    jid = push("ChargeJob", "bob", queue: "critical", retry: 2, backtrace: 5)
+    entry = eventually("it is among the retries") { Sidekiq::RetrySet.new.find { |job| job.jid == jid } }
+    expect(entry.item).to include("error_class" => "ChargeJob::Declined", "error_message" => "the card of bob was declined",
+                                  "retry_count" => 0, "queue" => "critical", "failed_at" => be_a(Float))
+    expect(entry.error_backtrace.first).to match(%r{app/jobs/charge_job\.rb.*perform})
+    expect(entry.error_backtrace.size).to be <= 5
+    # A second, and Sidekiq's jitter of less than ten.
+    expect(entry.at.to_f - entry.item["failed_at"]).to be_between(0.9, 11.1)
+  end
+
+  it "gives up a job at its last retry, after its block and the death handlers" do
+    jid = push("ChargeJob", "eve", queue: "critical", retry: 0)
+    dead = eventually("it is among the dead") { Sidekiq::DeadSet.new.find_job(jid) }
+    expect(dead.item).to include("error_class" => "ChargeJob::Declined", "retry_count" => 0)
+    expect(notes).to eq(["gave up #{jid}", "died #{jid}"])
+  end
+
+  it "runs a job again whose application was killed, and then one whose worker was too, at no cost" do
+    failed = Sidekiq::Stats.new.failed
+    push("ThumbnailJob", "survivor", 2)
+    eventually("it begins") { notes.include?("began survivor") }
+    @stack["app"].kill
+    @stack.start("app")
+    eventually("it begins again", timeout: 60) { notes.count("began survivor") == 2 }
+    @stack["app"].kill
+    @stack["worker"].kill
+    @stack.start("app")
+    start_worker
+    eventually("it ran", timeout: 60) { notes.include?("made survivor []") }
+    expect([Sidekiq::RetrySet.new.size, Sidekiq::DeadSet.new.size]).to eq([0, 0])
+    expect(Sidekiq::Stats.new.failed).to eq(failed)
+  end
+
+  it "buries a job that kills its application again and again, and no other", :long do
+    crash = { RUBYOPT: "-W0 -r#{File.expand_path("support/classes/crash_job.rb", __dir__)}" }
+    @stack["app"].stop
+    @stack.start("app", **crash)
+    jid = push("CrashJob", retry: true)
+    innocent = Array.new(10) { |number| "innocent#{number}" }
+    innocent.each { |name| push("ThumbnailJob", name, 0.2) }
+    dead = eventually("it is among the dead", timeout: 120) do
+      # What Kubernetes and Compose do.
+      @stack.start("app", **crash) if @stack["app"].ended?
+      Sidekiq::DeadSet.new.find_job(jid)
+    end
+    expect(dead.item["error_class"]).to match(/poison/i)
+    eventually("the others ran", timeout: 60) { innocent.all? { |name| notes.include?("made #{name} []") } }
+    expect([Sidekiq::DeadSet.new.size, Sidekiq::RetrySet.new.size]).to eq([1, 0])
+  end
+
+  it "shares its queues with a Sidekiq process: side by side, cut over, and back", :long do
+    ruby = @stack.start_sidekiq
+    eventually("both are there", timeout: 40) { Sidekiq::ProcessSet.new.map { |one| one["pid"] }.include?(ruby.pid) }
+    names = ->(prefix) { Array.new(150) { |number| "#{prefix}#{number}" } }
+    ran_once = lambda do |prefix|
+      Sidekiq::Client.push_bulk("class" => "ThumbnailJob", "args" => names[prefix].map { |name| [name] })
+      eventually("all of #{prefix} ran", timeout: 60) { names[prefix].all? { |name| notes.include?("made #{name} []") } }
+      expect(notes.grep(/\Amade #{prefix}/).tally.values.uniq).to eq([1])
+    end
+    ran_once["both"]
+    ruby.stop
+    ran_once["ours"]
+    @stack["worker"].signal(:TERM)
+    expect(@stack["worker"].wait(timeout: 40).exitstatus).to eq(0)
+    ruby = @stack.start_sidekiq
+    ran_once["theirs"]
+    expect([Sidekiq::RetrySet.new.size, Sidekiq::DeadSet.new.size]).to eq([0, 0])
+  ensure
+    ruby&.stop
+    start_worker if @stack["worker"].ended?
+  end
+
+  it "shows all of it in Sidekiq's own pages, whose buttons work" do
+    # Without a name it fails, and after so many failures the next try is far away.
+    push("ThumbnailJob", retry: true, retry_count: 6)
+    push("ChargeJob", "eve", queue: "critical", retry: 0)
+    push("ThumbnailJob", "waits", queue: "nobody")
+    eventually("one job of each kind", timeout: 30) { Sidekiq::RetrySet.new.any? && Sidekiq::DeadSet.new.any? }
+    # Not one that was killed: those are listed for a minute.
+    process = -> { Sidekiq::ProcessSet.new.find { |one| one["pid"] == @stack["worker"].pid } }
+    identity = process.call["identity"]
+    Browser.open do |browser|
+      push("ThumbnailJob", "runs", 8)
+      eventually("it runs", timeout: 30) { Sidekiq::Workers.new.any? }
+      page = ->(path) { browser.text("#{@stack.web_url}/sidekiq/#{path}") }
+      expect(page["busy"]).to include(identity, "critical", "ThumbnailJob", "runs")
+      expect(page["queues"]).to include("nobody")
+      expect(page["queues/nobody"]).to include("ThumbnailJob", "waits")
+      expect(page["retries"]).to include("ThumbnailJob", "ArgumentError: wrong number of arguments")
+      expect(page["morgue"]).to include("ChargeJob", "the card of eve was declined")
+      page["busy"]
+      browser.click("Quiet", identity)
+      eventually("it is quiet", timeout: 30) { process.call["quiet"] == "true" }
+      page["busy"]
+      browser.click("Stop", identity)
+    end
+    expect(@stack["worker"].wait(timeout: 60).exitstatus).to eq(0)
+    eventually("it has said goodbye") { process.call.nil? }
+    expect(notes).to include("made runs []")
+  ensure
+    @redis.del("queue:nobody")
+    start_worker if @stack["worker"].ended?
+  end
+end
