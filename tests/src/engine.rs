@@ -396,7 +396,7 @@ pub fn enqueue(queue: &str, jobs: &[Bytes]) -> Vec<Enqueue> {
 }
 
 /// The scripts of the engine by name, as they are sent.
-pub const SCRIPTS: [(&str, &str); 17] = [
+pub const SCRIPTS: [(&str, &str); 19] = [
     ("number", include_str!("../../queue/src/scripts/number.lua")),
     (
         "cycle",
@@ -412,6 +412,8 @@ pub const SCRIPTS: [(&str, &str); 17] = [
             include_str!("../../queue/src/scripts/move.lua")
         ),
     ),
+    ("beat", include_str!("../../queue/src/scripts/beat.lua")),
+    ("depart", include_str!("../../queue/src/scripts/depart.lua")),
     ("register", include_str!("../../queue/src/scripts/register.lua")),
     ("extend", include_str!("../../queue/src/scripts/extend.lua")),
     ("close", include_str!("../../queue/src/scripts/close.lua")),

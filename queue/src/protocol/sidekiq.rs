@@ -153,6 +153,7 @@ impl Sidekiq {
 }
 
 /// How a run failed.
+#[derive(Clone, Copy)]
 enum Failed {
     /// It is tried again, after its own delay if it has one.
     Retry(Option<std::time::Duration>),
