@@ -1,6 +1,6 @@
 //! Fewer workers without interrupting a job: which pods stop taking jobs, and how many may go now. Pure.
 //!
-//! A ReplicaSet decides by itself which pods it deletes, and pays attention to our wish only among pods that are equally
+//! A `ReplicaSet` decides by itself which pods it deletes, and pays attention to our wish only among pods that are equally
 //! well: those that are not ready go first, whatever they are doing. So nothing is asked of it until the first pods in
 //! *its* order are ones that have acknowledged to be quiet and hold nothing.
 use std::cmp::{Ordering, Reverse};
@@ -14,11 +14,11 @@ use crate::pods::{Pod, has};
 /// Says that a pod drains, and the word that its process has to acknowledge: when the drain began, Unix milliseconds. The
 /// next leader goes on from here.
 pub const DRAINING: &str = "jobqueue.dev/draining";
-/// What a ReplicaSet looks at among pods that are equally well.
+/// What a `ReplicaSet` looks at among pods that are equally well.
 pub const COST: &str = "controller.kubernetes.io/pod-deletion-cost";
 /// Lower than what anybody else would write.
 pub const DRAINING_COST: &str = "-1000000";
-/// Tells the pods of one ReplicaSet of a Deployment from those of the next.
+/// Tells the pods of one `ReplicaSet` of a Deployment from those of the next.
 const TEMPLATE: &str = "pod-template-hash";
 
 /// A pod, and what its process does.
@@ -43,7 +43,7 @@ impl Worker {
         self.pod.annotations().get(DRAINING)
     }
 
-    /// Whether a ReplicaSet counts it.
+    /// Whether a `ReplicaSet` counts it.
     fn is_active(&self) -> bool {
         let phase = self.phase();
         self.pod.metadata.deletion_timestamp.is_none() && phase != "Failed" && phase != "Succeeded"
@@ -57,7 +57,7 @@ impl Worker {
         has(&self.pod, "Ready")
     }
 
-    /// What comes before the cost in a ReplicaSet's eyes, the least first: whether it has a node, its phase, whether it is
+    /// What comes before the cost in a `ReplicaSet`'s eyes, the least first: whether it has a node, its phase, whether it is
     /// ready.
     fn standing(&self) -> (bool, u8, bool) {
         let phase = match self.phase() {
@@ -158,7 +158,7 @@ pub fn plan(workers: &[Worker], situation: Situation) -> Plan {
     let chosen: HashSet<usize> = chosen.into_iter().take(surplus).collect();
     let leaves_some = surplus < order.len();
     let may_go = |worker: &Worker| {
-        // While others work on, it must also be unready in the ReplicaSet's eyes: any of them may become so at any
+        // While others work on, it must also be unready in the `ReplicaSet`'s eyes: any of them may become so at any
         // moment, and would then be taken in its place.
         let late =
             timeout_ms.is_some_and(|bound| worker.word().is_some() && worker.waited_ms(now_ms) >= bound);
@@ -178,7 +178,7 @@ pub fn plan(workers: &[Worker], situation: Situation) -> Plan {
     }
 }
 
-/// The pods in the order in which a ReplicaSet of Kubernetes 1.33 and later deletes them, the first one first.
+/// The pods in the order in which a `ReplicaSet` of Kubernetes 1.33 and later deletes them, the first one first.
 fn deletion_order<'a>(active: &[&'a Worker], now_ms: u64) -> Vec<&'a Worker> {
     let mut on_node: HashMap<&str, usize> = HashMap::new();
     for worker in active {
