@@ -251,7 +251,9 @@ impl Observer {
     pub fn watch(&self, queue: &ObjectRef<JobQueue>, target: Target) {
         let mut state = self.state();
         let connection = target.connection.clone();
-        if let Some(watched) = state.queues.get_mut(queue) {
+        // A queue that was deleted and made again under its name is another one.
+        let same = |watched: &&mut Watched| watched.target.owner == target.owner;
+        if let Some(watched) = state.queues.get_mut(queue).filter(same) {
             let keys = |target: &Target| target.shards.iter().flat_map(claimed_keys).collect::<Vec<_>>();
             if watched.target.connection != target.connection || keys(&watched.target) != keys(&target) {
                 watched.claimed_at = None;

@@ -153,12 +153,13 @@ impl Protocol for Files {
 
     fn interrupted(&self, raw: &Bytes, queue: &QueueKeys, how: Interruption<'_>, now_ms: u64) -> Decision {
         let job = match self.decode(raw.clone()) {
-            Ok(job) if how.outside => {
+            // What a shutdown gives back has not been interrupted by anything.
+            Ok(job) if how.outside && how.cause != "shutdown" => {
                 let bytes = job.edited(&[("interrupted_by", Some(how.cause.into()))]);
                 return released(&bytes, queue);
             }
+            Ok(Job { raw, .. }) | Err((raw, _)) if how.outside => return released(&raw, queue),
             Ok(job) => job,
-            Err((raw, _)) if how.outside => return released(&raw, queue),
             Err((raw, why)) => return self.reject(&raw, &why, queue, now_ms),
         };
         let deaths = job.fields.deaths.saturating_add(1);
@@ -386,10 +387,14 @@ mod tests {
     }
 
     #[test]
-    fn a_cause_from_outside_leaves_the_job_as_it_was() {
+    fn a_cause_from_outside_is_told_and_counts_nothing() {
         let how = Interruption { cause: "evicted", outside: true, alone: true };
         let decision = interrupted(r#"{"id":"a","deaths":9}"#, how);
         assert_eq!(decision.verdict, Verdict::Released);
+        let Effect::Push { bytes, .. } = &decision.effects[0] else { panic!("{decision:?}") };
+        assert_eq!(&bytes[..], br#"{"id":"a","deaths":9,"interrupted_by":"evicted"}"#);
+        let shutdown = interrupted(r#"{"id":"a"}"#, Interruption { cause: "shutdown", ..how });
+        assert_eq!(shutdown, released(&Bytes::from_static(br#"{"id":"a"}"#), &queue()));
     }
 
     #[test]

@@ -106,13 +106,13 @@ async fn a_deletion_does_not_wait_for_ever_for_a_pod_that_does_not_stop() {
     space.await_condition("gone", "WorkersAvailable", "True/Available").await;
     let pods = space.list("pods", "app.kubernetes.io/component=worker").await;
     let pod = pods[0]["metadata"]["name"].as_str().expect("a name");
-    let hold = |finalizers: &str| format!(r#"{{"metadata": {{"finalizers": {finalizers}}}}}"#);
-    let held = hold(r#"["jobqueue.dev/test"]"#);
+    let patch = |finalizers: &str| format!(r#"{{"metadata": {{"finalizers": {finalizers}}}}}"#);
+    let held = patch(r#"["jobqueue.dev/test"]"#);
     space.kubectl(&["patch", "pod", pod, "--type=merge", "-p", &held]).await.expect("held");
     space.kubectl(&["delete", "jobqueue", "gone", "--timeout=110s"]).await.expect("deleted");
     assert!(space.find("pod", pod).await.is_some(), "the pod is still there");
     let left = space.events("PodsLeft").await;
     assert!(left.len() == 1 && left[0].ends_with(pod), "{left:?}");
-    space.kubectl(&["patch", "pod", pod, "--type=merge", "-p", &hold("null")]).await.expect("released");
+    space.kubectl(&["patch", "pod", pod, "--type=merge", "-p", &patch("null")]).await.expect("released");
     space.delete().await;
 }

@@ -8,10 +8,11 @@ use serde_json::{Value, json};
 
 const LONG_HEARTBEAT: &str = "heartbeatTtl: 10m";
 
-/// Waits until this many of the jobs that run say this of their past.
+/// Waits until this many of the jobs that run, or have run, say this of their past.
 async fn await_cause(redis: &Redis<'_>, cause: &str, count: usize) {
     patiently(&format!("{count} jobs interrupted by {cause}"), async || {
-        let held = redis.held().await;
+        let mut held = redis.held().await;
+        held.extend(redis.completed_jobs().await.into_values());
         let those = held.iter().filter(|job| job["interrupted_by"] == cause).count();
         if those >= count { Ok(()) } else { Err(held) }
     })
@@ -38,7 +39,8 @@ async fn the_jobs_of_a_pod_deleted_by_force_run_elsewhere_in_seconds() {
         assert_eq!((&job["interrupted_by"], &job["retries"]), (&json!("deleted"), &json!(0)), "{id}");
         assert!(job["deaths"].is_null(), "{id} is above suspicion");
     }
-    assert_eq!(space.metric("reaper_jobs_moved_total", "forced").await, 5.0);
+    let moved = space.metric("reaper_jobs_moved_total", "forced").await;
+    assert!((moved - 5.0).abs() < 0.5, "{moved}");
     space.delete().await;
 }
 

@@ -122,7 +122,7 @@ mod tests {
             let least = Formula::Sidekiq.delay(count, None, style, 0);
             let delay = Formula::Sidekiq.delay(count, None, style, random);
             prop_assert!(delay >= least);
-            prop_assert!(delay - least <= Duration::from_secs(10).saturating_mul(u32::try_from(count).unwrap_or(u32::MAX).saturating_add(1)) || count > u64::from(u32::MAX));
+            prop_assert!(delay.saturating_sub(least) <= Duration::from_secs(10).saturating_mul(u32::try_from(count).unwrap_or(u32::MAX).saturating_add(1)) || count > u64::from(u32::MAX));
         }
 
         #[test]

@@ -161,13 +161,12 @@ async fn a_busy_program_is_asked_again_until_it_has_room() {
     let server = async {
         let (mut stream, _) = listener.accept().await.unwrap();
         for response in [answer("503 Busy", "retry-after: 0\r\n", "{}"), answer("200 OK", "", "")] {
-            let (head, body) = match request(&mut stream).await {
-                Some(seen) => seen,
+            let (head, body) = if let Some(seen) = request(&mut stream).await {
+                seen
+            } else {
                 // The answer came slowly: its connection was not used again.
-                None => {
-                    stream = listener.accept().await.unwrap().0;
-                    request(&mut stream).await.unwrap()
-                }
+                stream = listener.accept().await.unwrap().0;
+                request(&mut stream).await.unwrap()
             };
             assert!(head.contains("x-job-last-attempt: true"), "{head}");
             assert_eq!(body, JOB);
