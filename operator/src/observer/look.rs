@@ -56,19 +56,18 @@ impl Observer {
             let mut lost = None;
             for (queue, target) in queues {
                 // A Redis that cannot be reached is asked once a round, not once a queue.
-                if let Some(trouble) = &lost {
-                    self.saw(&queue, Err(Trouble::clone(trouble)));
-                    continue;
-                }
-                let seen = self.look(&queue, &target, &mut sessions).await;
-                let unreachable = matches!(seen, Err(StoreError::Connect(_) | StoreError::Lost(_)));
-                let seen = seen.map_err(|error| Trouble::from(&error));
-                if let (true, Err(trouble)) = (unreachable, &seen) {
-                    lost = Some(trouble.clone());
-                }
-                let Some(decision) = self.saw(&queue, seen) else { continue };
-                if let Err(error) = self.follow(&queue, decision, &mut sessions).await {
-                    tracing::debug!(jobqueue = queue.name, error = %error, "Could not drain");
+                let seen = match &lost {
+                    Some(trouble) => Err(Trouble::clone(trouble)),
+                    None => {
+                        let seen = self.look(&queue, &target, &mut sessions).await;
+                        let unreachable = matches!(seen, Err(StoreError::Connect(_) | StoreError::Lost(_)));
+                        let seen = seen.map_err(|error| Trouble::from(&error));
+                        lost = seen.as_ref().err().filter(|_| unreachable).cloned();
+                        seen
+                    }
+                };
+                if let Some(decision) = self.saw(&queue, seen) {
+                    self.follow(&queue, decision, &mut sessions).await;
                 }
             }
             failures = if lost.is_some() { failures + 1 } else { 0 };
@@ -172,12 +171,10 @@ impl Observer {
         queue: &ObjectRef<JobQueue>,
         decision: Decision,
         sessions: &mut HashMap<String, Session>,
-    ) -> Result<(), StoreError> {
+    ) {
         let (target, lanes, conflict) = {
             let state = self.state();
-            let Some(watched) = state.queues.get(queue).filter(|watched| !watched.busy) else {
-                return Ok(());
-            };
+            let Some(watched) = state.queues.get(queue).filter(|watched| !watched.busy) else { return };
             let conflict = watched.seen.as_ref().is_some_and(|seen| seen.conflict.is_some());
             (Arc::clone(&watched.target), watched.lanes.clone(), conflict)
         };
@@ -195,7 +192,12 @@ impl Observer {
             // Two that serve the same lists by different rules would ruin each other's jobs: they go at once.
             plan.replicas = (decision.replicas < target.current).then_some(decision.replicas);
         } else if decision.replicas < target.current || workers.iter().any(|worker| worker.word().is_some()) {
-            hush(&target, &mut workers, sessions).await?;
+            // Of a Redis that does not answer nobody is known to rest: more workers can come all the same, and those whose
+            // time is up can go.
+            if let Err(error) = hush(&target, &mut workers, sessions).await {
+                tracing::debug!(jobqueue = queue.name, error = %error, "Could not tell workers to be quiet");
+                workers.iter_mut().for_each(|worker| worker.drained = false);
+            }
             let situation = Situation {
                 current: target.current,
                 desired: decision.replicas,
@@ -204,17 +206,16 @@ impl Observer {
                 now_ms,
             };
             plan = drain::plan(&workers, situation);
-            for uid in &plan.resume {
-                for shard in &target.shards {
-                    target.session(shard, sessions).resume(uid).await?;
-                }
+            if let Err(error) = resume(&target, &plan.resume, sessions).await {
+                // The marks stay until they have been told.
+                tracing::debug!(jobqueue = queue.name, error = %error, "Could not tell workers to resume");
+                plan.resume.clear();
             }
         }
         if decision.replicas > target.current {
             plan.replicas = Some(decision.replicas);
         }
         self.wish(queue, &workers, &plan, &decision, now_ms);
-        Ok(())
     }
 
     /// Has a plan carried out.
@@ -312,6 +313,20 @@ async fn hush(
         }
         for ((at, ..), drained) in words.iter().zip(session.drained(&told, STOPPING).await?) {
             workers[*at].drained &= drained;
+        }
+    }
+    Ok(())
+}
+
+/// Tells workers that they may take jobs again.
+async fn resume(
+    target: &Target,
+    uids: &[String],
+    sessions: &mut HashMap<String, Session>,
+) -> Result<(), StoreError> {
+    for uid in uids {
+        for shard in &target.shards {
+            target.session(shard, sessions).resume(uid).await?;
         }
     }
     Ok(())
