@@ -13,11 +13,12 @@ async fn queues_at_rest_are_not_written() {
     space.queue("managed", "{}").await;
     space.queue("busy", "{scaling: {minReplicas: 1}, producer: {volume: {emptyDir: {}}}}").await;
     space.queue("external", &space.on("store", "deletionPolicy: Delete")).await;
-    space.queue("second", &space.on("store", "")).await;
     space.queue("wrong", &space.on("nowhere", "")).await;
     for queue in ["managed", "busy", "external"] {
         space.await_ready(queue).await;
     }
+    // Whoever comes first owns the keys.
+    space.queue("second", &space.on("store", "")).await;
     space.await_condition("second", "Stalled", "True/KeyConflict").await;
     space.await_condition("wrong", "Ready", "False/Unreachable").await;
     let redis = space.managed("busy").await;
