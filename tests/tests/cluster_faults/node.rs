@@ -13,8 +13,9 @@ async fn the_jobs_of_a_cut_off_node_run_elsewhere_once_their_heartbeats_are_gone
         return;
     }
     let space = Namespace::create("cutoff").await;
-    // Redis on the first node, the worker of before on the second: only the worker is cut off.
-    let worker = "{concurrency: 5, heartbeatTtl: 10s, handler: {simulate: {base: 45s}}, template: {spec: {nodeSelector: \
+    // Redis on the first node, the worker of before on the second: only the worker is cut off. After that each job takes
+    // two of ten slots, because any of them may have killed the worker.
+    let worker = "{concurrency: 10, heartbeatTtl: 10s, handler: {simulate: {base: 30s}}, template: {spec: {nodeSelector: \
                   {kubernetes.io/hostname: NODE}}}}";
     let nodes = nodes().await;
     let redis = space.external_on("redis", &nodes[0]).await;
