@@ -106,10 +106,10 @@ async fn a_job_goes_over_a_unix_socket() {
 #[tokio::test]
 async fn the_body_of_a_success_is_its_verdict() {
     let body = r#"{"status":"failure","error_class":"E","error_message":"no"}"#;
-    assert_eq!(
-        answered(answer("200 OK", "content-type: application/json\r\n", body)).await,
-        Outcome::Failed(Failure::new(Reason::Handler, "E: no"))
-    );
+    let outcome = answered(answer("200 OK", "content-type: application/json\r\n", body)).await;
+    let Outcome::Failed(failure) = outcome else { panic!("{outcome:?}") };
+    assert_eq!((failure.reason, failure.error.as_str()), (Reason::Handler, "E: no"));
+    assert!(failure.raised.is_some(), "what was raised is told apart, for Sidekiq's fields");
     assert_eq!(answered(answer("204 No Content", "", "")).await, Outcome::Done);
 }
 
