@@ -56,15 +56,14 @@ impl Observer {
             let mut lost = None;
             for (queue, target) in queues {
                 // A Redis that cannot be reached is asked once a round, not once a queue.
-                let seen = match &lost {
-                    Some(trouble) => Err(Trouble::clone(trouble)),
-                    None => {
-                        let seen = self.look(&queue, &target, &mut sessions).await;
-                        let unreachable = matches!(seen, Err(StoreError::Connect(_) | StoreError::Lost(_)));
-                        let seen = seen.map_err(|error| Trouble::from(&error));
-                        lost = seen.as_ref().err().filter(|_| unreachable).cloned();
-                        seen
-                    }
+                let seen = if let Some(trouble) = &lost {
+                    Err(Trouble::clone(trouble))
+                } else {
+                    let seen = self.look(&queue, &target, &mut sessions).await;
+                    let unreachable = matches!(seen, Err(StoreError::Connect(_) | StoreError::Lost(_)));
+                    let seen = seen.map_err(|error| Trouble::from(&error));
+                    lost = seen.as_ref().err().filter(|_| unreachable).cloned();
+                    seen
                 };
                 if let Some(decision) = self.saw(&queue, seen) {
                     self.follow(&queue, decision, &mut sessions).await;
@@ -196,7 +195,9 @@ impl Observer {
             // time is up can go.
             if let Err(error) = hush(&target, &mut workers, sessions).await {
                 tracing::debug!(jobqueue = queue.name, error = %error, "Could not tell workers to be quiet");
-                workers.iter_mut().for_each(|worker| worker.drained = false);
+                for worker in &mut workers {
+                    worker.drained = false;
+                }
             }
             let situation = Situation {
                 current: target.current,
