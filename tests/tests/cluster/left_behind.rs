@@ -1,5 +1,5 @@
 //! A change of the spec never leaves jobs where nobody serves them.
-use e2e::kubernetes::{Namespace, patiently};
+use e2e::kubernetes::{Namespace, Redis, patiently};
 
 /// Without workers jobs stay where they are.
 const NOBODY: &str = "replicas: 0, scaling: {mode: Manual}";
@@ -16,20 +16,21 @@ async fn await_change(space: &Namespace, queue: &str, gone: &str) {
     assert_eq!(space.condition(queue, "Stalled").await, "-/-: -");
 }
 
+/// A queue with so many jobs is taken out of the spec; what is said of it.
+async fn take_out(space: &Namespace, redis: &Redis<'_>, jobs: u32) -> String {
+    let queues = format!("queues: [{{name: kept}}, {{name: removed}}], {NOBODY}");
+    space.queue("orders", &space.on("store", &queues)).await;
+    space.await_ready("orders").await;
+    redis.push("jobqueue:removed", 0..jobs).await;
+    space.patch("orders", r#"{"spec": {"queues": [{"name": "kept"}]}}"#).await;
+    space.await_condition("orders", "Stalled", "True/JobsLeftBehind").await
+}
+
 #[tokio::test]
 async fn a_queue_that_is_taken_out_of_the_spec_is_served_until_it_is_empty() {
     let space = Namespace::create("taken-out").await;
     let redis = space.external("store").await;
-    space
-        .queue(
-            "orders",
-            &space.on("store", &format!("queues: [{{name: kept}}, {{name: removed}}], {NOBODY}")),
-        )
-        .await;
-    space.await_ready("orders").await;
-    redis.push("jobqueue:removed", 0..20).await;
-    space.patch("orders", r#"{"spec": {"queues": [{"name": "kept"}]}}"#).await;
-    let stalled = space.await_condition("orders", "Stalled", "True/JobsLeftBehind").await;
+    let stalled = take_out(&space, &redis, 20).await;
     assert!(
         stalled.contains("20 jobs are in queues that spec.queues does not name any more (removed)"),
         "{stalled}"
@@ -66,16 +67,7 @@ async fn a_queue_moves_to_another_redis_when_the_first_has_no_jobs_left() {
 async fn who_says_so_leaves_the_jobs_behind() {
     let space = Namespace::create("left").await;
     let redis = space.external("store").await;
-    space
-        .queue(
-            "orders",
-            &space.on("store", &format!("queues: [{{name: kept}}, {{name: removed}}], {NOBODY}")),
-        )
-        .await;
-    space.await_ready("orders").await;
-    redis.push("jobqueue:removed", 0..3).await;
-    space.patch("orders", r#"{"spec": {"queues": [{"name": "kept"}]}}"#).await;
-    let stalled = space.await_condition("orders", "Stalled", "True/JobsLeftBehind").await;
+    let stalled = take_out(&space, &redis, 3).await;
     let (_, command) = stalled.split_once("to leave them behind: kubectl ").expect("a command");
     let command: Vec<String> = command.split(' ').map(|word| word.replace('\'', "")).collect();
     space.kubectl(&command.iter().map(String::as_str).collect::<Vec<_>>()).await.expect("annotated");

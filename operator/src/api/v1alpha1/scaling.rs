@@ -40,7 +40,7 @@ pub struct Scaling {
     #[schemars(schema_with = "duration")]
     pub scale_down_delay: Duration,
     /// How long a worker that is to be stopped may take to finish its jobs; then they are given to others. Not set: as
-    /// long as they take. Reserved: in this version no worker is stopped while jobs of its queue run.
+    /// long as they take.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "duration")]
     pub drain_timeout: Option<Duration>,
