@@ -231,17 +231,26 @@ impl Context {
             return Ok((applied, false));
         }
         let replicas = i32::try_from(number).unwrap_or(0);
-        Ok((Some(self.scale(queue, &child.name, replicas).await?), false))
+        Ok((Some(self.scale(queue, &child.name, replicas, None).await?), false))
     }
 
-    /// Asks for this many workers: the only way their number changes.
-    pub async fn scale(&self, queue: &JobQueue, name: &str, replicas: i32) -> Result<Value, Error> {
-        let object = json!({
+    /// Asks for this many workers: the only way their number changes. With a version only if nothing has changed since.
+    pub async fn scale(
+        &self,
+        queue: &JobQueue,
+        name: &str,
+        replicas: i32,
+        version: Option<&str>,
+    ) -> Result<Value, Error> {
+        let mut object = json!({
             "apiVersion": DEPLOYMENT.api_version,
             "kind": DEPLOYMENT.name,
             "metadata": { "name": name },
             "spec": { "replicas": replicas },
         });
+        if let Some(version) = version {
+            object["metadata"]["resourceVersion"] = json!(version);
+        }
         let scaled = self.patch(&self.dynamic(&DEPLOYMENT, queue), SCALER, name, &object).await?;
         Ok(serde_json::to_value(scaled).unwrap_or_default())
     }
@@ -303,7 +312,7 @@ impl Context {
         Ok(())
     }
 
-    pub(super) async fn patch(
+    async fn patch(
         &self,
         api: &Api<DynamicObject>,
         manager: &str,

@@ -10,7 +10,6 @@ use kube::runtime::events::EventType;
 use kube::runtime::reflector::ObjectRef;
 use serde_json::{Value, json};
 
-use super::apply::SCALER;
 use super::build::{DEPLOYMENT, POD};
 use super::names::Names;
 use super::{Context, Error};
@@ -91,13 +90,7 @@ impl Context {
             // Somebody else has changed the number, or a rollout has begun: looked at anew.
             return Ok(Some(asked));
         }
-        let object = json!({
-            "apiVersion": DEPLOYMENT.api_version,
-            "kind": DEPLOYMENT.name,
-            "metadata": { "name": name, "resourceVersion": version },
-            "spec": { "replicas": to },
-        });
-        self.patch(&self.dynamic(&DEPLOYMENT, queue), SCALER, &name, &object).await?;
+        self.scale(queue, &name, to, version.as_deref()).await?;
         let reason = &decision.reason;
         let (namespace, jobqueue) = (&queue.metadata.namespace, &queue.metadata.name);
         tracing::info!(namespace, jobqueue, from, to, reason, "Scaled");
