@@ -3,25 +3,35 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup build generate lint deny test test-full coverage bench demo demo-down demo-local clean
+.PHONY: help setup build install-plugin generate lint deny test test-full coverage bench bench-rails demo demo-down demo-local clean
 
 CARGO ?= cargo
 # Cargo's own variable wins, so that binaries are looked for where cargo puts them.
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 # Lines covered in each of the crates jobqueue and jobqueue-worker, in per cent.
 COVERAGE_MIN ?= 80
+# Where the plugin is installed.
+BIN ?= $(HOME)/.local/bin
 # Arguments of the benchmark, e.g. make bench ARGS=--quick
 ARGS ?=
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r name text; do \
-		printf '  %-10s %s\n' "$$name" "$$text"; done
+		printf '  %-14s %s\n' "$$name" "$$text"; done
 
 setup: ## Install what build and tests need and this machine lacks (Debian packages)
 	@scripts/setup
 
 build: ## Build all binaries
 	$(CARGO) build --workspace --bins
+
+# Both names on the PATH are what kubectl looks for: the plugin, and who completes its words.
+install-plugin: ## Install kubectl jobqueue into BIN (default ~/.local/bin)
+	$(CARGO) build --release --workspace --bin kubectl-jobqueue
+	install -d "$(BIN)"
+	install -m 755 $(TARGET_DIR)/release/kubectl-jobqueue "$(BIN)/kubectl-jobqueue"
+	install -m 755 deploy/kubectl/kubectl_complete-jobqueue "$(BIN)/kubectl_complete-jobqueue"
+	@case ":$$PATH:" in *":$(BIN):"*) ;; *) echo "add $(BIN) to your PATH" ;; esac
 
 generate: ## Write every generated file anew (CRD, references, chart)
 	scripts/generate
@@ -44,20 +54,21 @@ export RUST_TEST_THREADS ?= 8
 test: setup build ## Run all tests but the long ones, on a real Redis and a real cluster
 	scripts/chart check
 	scripts/rails-spec $(TARGET_DIR)/debug/worker
-	eval "$$(scripts/e2e)"; $(CARGO) test --workspace
+	eval "$$(PROFILE=dev scripts/e2e)"; $(CARGO) test --workspace
 
-test-full: setup lint deny build ## Everything: lints, dependencies, and all tests with the long ones
-	scripts/chart check
-	scripts/rails-spec --all $(TARGET_DIR)/debug/worker
-	scripts/rails-spec --sidekiq-7
-	eval "$$(scripts/e2e)"; $(CARGO) test --workspace -- --include-ignored
+test-full: setup build ## Everything: lints, dependencies, all tests with the long ones; docs/results/test-full.txt
+	scripts/test-full $(TARGET_DIR)
 
 coverage: setup ## Measure line coverage, fail under COVERAGE_MIN per cent
 	scripts/coverage $(COVERAGE_MIN)
 
 bench: setup ## Print throughput, latency and round trips (ARGS=...)
-	$(CARGO) build --release --workspace --bins
+	$(CARGO) build --release --workspace --bin worker --bin bench
 	$(TARGET_DIR)/release/bench $(ARGS)
+
+bench-rails: setup ## Print no-op jobs a second in a Rails application: Sidekiq's own process, then ours
+	$(CARGO) build --release --workspace --bin worker
+	scripts/rails-bench $(TARGET_DIR)/release/worker
 
 demo: setup ## A queue on a real cluster, from apply to drained (KUBECONFIG's, or one on this machine)
 	scripts/demo

@@ -1,6 +1,7 @@
 //! The API that users write: one version, the custom resource and nothing else.
 pub mod conditions;
 pub mod reference;
+pub mod stored;
 pub mod v1alpha1;
 
 use kube::CustomResourceExt;

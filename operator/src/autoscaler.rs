@@ -15,7 +15,7 @@ pub use crate::api::v1alpha1::ScalingInputs as Inputs;
 use crate::api::v1alpha1::{Scaling, ScalingMode};
 
 /// How much of the workers' slots the time rule plans with: queues grow without bound as the last fifth is used up.
-const UTILISATION: f64 = 0.8;
+pub const UTILISATION: f64 = 0.8;
 /// The margin that the time rule keeps is at most this part of the load, and half a worker: an average varies less than
 /// the jobs themselves, and so the workers that it keeps are a fifth, and one for rounding, above what is needed.
 const LARGEST_MARGIN: f64 = 0.2;

@@ -1,16 +1,19 @@
 //! Makes the cluster have what each `JobQueue` asks for: resolve, build, apply, status.
 mod apply;
 mod build;
+mod claims;
 mod cleanup;
 mod config;
 mod fields;
 mod left_behind;
 mod names;
 mod obstacle;
+mod pace;
 mod quantity;
 mod redis_pod;
 mod resolve;
 mod rolling;
+mod rollout;
 mod rotation;
 mod scale;
 mod status;
@@ -23,14 +26,17 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use futures::channel::mpsc::{UnboundedReceiver, unbounded};
+use ipnet::IpNet;
 use jiff::Timestamp;
 use jobqueue::config::Config;
-use jobqueue::connect::Reach;
+use jobqueue::connect::{Bounds, Reach};
 use k8s_openapi::api::apps::v1::{Deployment, StatefulSet};
-use k8s_openapi::api::core::v1::{ConfigMap, Service, ServiceAccount};
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Service, ServiceAccount};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::storage::v1::StorageClass;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::api::{ListParams, Patch, PatchParams};
 use kube::runtime::controller::{self, Action, Controller};
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
@@ -40,10 +46,12 @@ use kube::{Api, Client, Resource, ResourceExt};
 use serde_json::json;
 use tokio::task::JoinSet;
 
-use crate::api::conditions::READY;
-use crate::api::v1alpha1::JobQueue;
+use crate::api::conditions::{READY, RECONCILING};
+use crate::api::stored::Stored;
+use crate::api::v1alpha1::{JobQueue, ScalingMode};
 use crate::metrics::Metrics;
-use crate::observer::{Observer, Target};
+use crate::nodes;
+use crate::observer::{Asked, Observer, Target};
 use crate::pods::{self, Pods};
 use build::{Children, is_managed};
 use names::Names;
@@ -59,6 +67,12 @@ const LOOK_AGAIN: Duration = Duration::from_secs(600);
 
 /// A single failure of the API is worth no change of a condition.
 const TOLERATED_FAILURES: u32 = 2;
+/// How long any Redis may take to answer us.
+const ASKING: Duration = Duration::from_secs(5);
+/// What a reply of any Redis may take: more than a page of jobs that are each as large as a worker takes by default.
+const LARGEST_REPLY: u64 = 64 << 20;
+/// How long one look at a queue may take; the rest is left to the next one.
+const PATIENCE: Duration = Duration::from_secs(60);
 /// How often a queue whose Redis cannot be used is looked at.
 const IN_TROUBLE: Duration = Duration::from_secs(20);
 
@@ -73,10 +87,14 @@ pub struct Settings {
     pub cluster_domain: String,
     /// The namespace that the operator runs in.
     pub namespace: String,
+    /// The name of its lease there.
+    pub lease: String,
     /// The namespaces that it looks after; empty: all.
     pub watched: Vec<String>,
     /// Where the API server is: no queue's Redis may be there.
     pub api_servers: Vec<IpAddr>,
+    /// Where a queue's Redis may be; empty: anywhere else.
+    pub redis_networks: Vec<IpNet>,
 }
 
 /// What every reconcile needs.
@@ -88,6 +106,8 @@ pub struct Context {
     recorder: Recorder,
     settled: apply::Settled,
     rolling: rolling::Rolling,
+    taken_out: claims::TakenOut,
+    pace: pace::Pace,
     pod_monitors: bool,
     cluster: String,
     failures: Mutex<HashMap<ObjectRef<JobQueue>, u32>>,
@@ -104,9 +124,20 @@ pub enum Error {
         /// What to do.
         message: String,
     },
+    /// It cannot take place now, and will by itself.
+    #[error("{message}")]
+    Waits {
+        /// One word in camel case.
+        reason: &'static str,
+        /// For what.
+        message: String,
+    },
     /// Redis refused or could not be reached.
     #[error("{0}")]
     Redis(String),
+    /// Somebody took too long to answer.
+    #[error("it took too long: Redis or the Kubernetes API is slow to answer")]
+    Late,
     /// The Kubernetes API refused or could not be reached.
     #[error("the Kubernetes API answered: {}", told(.0))]
     Kube(#[from] kube::Error),
@@ -127,8 +158,9 @@ impl Error {
 
     fn reason(&self) -> &'static str {
         match self {
-            Self::Stalled { reason, .. } => reason,
+            Self::Stalled { reason, .. } | Self::Waits { reason, .. } => reason,
             Self::Redis(_) => "RedisError",
+            Self::Late => "TimedOut",
             Self::Kube(_) => "ApiError",
         }
     }
@@ -141,8 +173,13 @@ impl Error {
             Self::Kube(kube::Error::Api(status)) => {
                 matches!(status.code, 400 | 422) || status.message.contains("field not declared in schema")
             }
-            Self::Redis(_) | Self::Kube(_) => false,
+            Self::Waits { .. } | Self::Redis(_) | Self::Late | Self::Kube(_) => false,
         }
+    }
+
+    /// One that may be over before anybody has read of it.
+    fn is_passing(&self) -> bool {
+        !self.is_stalled() && !matches!(self, Self::Waits { .. })
     }
 
     /// Nothing can be created in a namespace that is going away, and nothing has to be.
@@ -158,7 +195,7 @@ pub async fn run(
     metrics: Arc<Metrics>,
     shutdown: impl Future<Output = ()> + Send + Sync + 'static,
 ) -> anyhow::Result<()> {
-    let cluster = cluster_id(&client).await?;
+    let cluster = cluster_id(&client, &settings).await?;
     let (to_controller, changes) = unbounded();
     let (to_scaler, wishes) = unbounded();
     let gone = {
@@ -182,6 +219,8 @@ pub async fn run(
         metrics,
         settled: apply::Settled::default(),
         rolling: rolling::Rolling::default(),
+        taken_out: claims::TakenOut::default(),
+        pace: pace::Pace::default(),
         failures: Mutex::default(),
     });
     let mut beside = JoinSet::new();
@@ -190,14 +229,21 @@ pub async fn run(
     for space in context.spaces() {
         beside.spawn(pods::watch(client.clone(), space, pods.clone(), to_rescue.clone()));
     }
+    beside.spawn(nodes::watch(client.clone(), pods.clone(), to_rescue));
     let observer = context.observer.clone();
     beside.spawn(async move {
         while let Some(death) = deaths.next().await {
             observer.died(death);
         }
     });
-    controllers(&context, changes, shutdown).await;
-    Ok(())
+    tokio::select! {
+        () = controllers(&context, changes, shutdown) => Ok(()),
+        // Without any of them this would be a leader that never scales or never rescues, and keeps others from it.
+        Some(ended) = beside.join_next() => match ended {
+            Ok(()) => anyhow::bail!("a part of the operator has come to its end"),
+            Err(error) => anyhow::bail!("a part of the operator has failed: {error}"),
+        },
+    }
 }
 
 /// One controller for all namespaces, or one for each that is watched: least rights need a watch in each.
@@ -218,7 +264,8 @@ async fn controllers(
     let route = changes.for_each(|queue| {
         for (space, to) in &routes {
             if space.is_none() || *space == queue.namespace {
-                let _ = to.unbounded_send(queue.clone());
+                let namespace = queue.namespace.as_deref().unwrap_or_default();
+                let _ = to.unbounded_send(ObjectRef::new(&queue.name).within(namespace));
             }
         }
         futures::future::ready(())
@@ -232,7 +279,7 @@ async fn controllers(
 async fn controller(
     context: &Arc<Context>,
     space: Option<String>,
-    changes: UnboundedReceiver<ObjectRef<JobQueue>>,
+    changes: UnboundedReceiver<ObjectRef<Stored>>,
     shutdown: impl Future<Output = ()> + Send + Sync + 'static,
 ) {
     fn api<K>(client: &Client, space: Option<&String>) -> Api<K>
@@ -246,8 +293,9 @@ async fn controller(
     }
     let (client, space) = (&context.client, space.as_ref());
     let ours = watcher::Config::default().labels(&format!("app.kubernetes.io/managed-by={MANAGED_BY}"));
-    let settings = controller::Config::default().concurrency(8).debounce(Duration::from_millis(100));
-    Controller::new(api::<JobQueue>(client, space), watcher::Config::default().any_semantic())
+    let settings =
+        controller::Config::default().concurrency(pace::AT_ONCE).debounce(Duration::from_millis(100));
+    Controller::new(api::<Stored>(client, space), watcher::Config::default().any_semantic())
         .with_config(settings)
         .owns(api::<Deployment>(client, space), ours.clone())
         .owns(api::<StatefulSet>(client, space), ours.clone())
@@ -275,25 +323,34 @@ async fn controller(
 }
 
 /// One look at one `JobQueue`: the pipeline.
-#[tracing::instrument(skip_all, fields(namespace = queue.namespace().unwrap_or_default(), jobqueue = queue.name_any()))]
-async fn reconcile(queue: Arc<JobQueue>, context: Arc<Context>) -> Result<Action, Error> {
+#[tracing::instrument(skip_all, fields(namespace = stored.namespace().unwrap_or_default(), jobqueue = stored.name_any()))]
+async fn reconcile(stored: Arc<Stored>, context: Arc<Context>) -> Result<Action, Error> {
+    // There is a controller for each namespace that is watched; together they are no faster.
+    let _slot = context.pace.slot().await;
     let _timer = context.metrics.reconcile_started();
-    if queue.metadata.deletion_timestamp.is_some() {
-        return context.clean_up(&queue).await;
+    let queue = &stored.queue;
+    if let Some(why) = &stored.unreadable {
+        return context.refuse(queue, why).await;
     }
-    context.hold_deletion(&queue).await?;
-    let outcome = context.bring_about(&queue).await;
-    let reference = ObjectRef::from_obj(queue.as_ref());
+    if queue.metadata.deletion_timestamp.is_some() {
+        return context.clean_up(queue).await;
+    }
+    context.hold_deletion(queue).await?;
+    let outcome = match tokio::time::timeout(PATIENCE, Box::pin(context.bring_about(queue))).await {
+        Ok(outcome) => outcome,
+        Err(_) => Err(Error::Late),
+    };
+    let reference = ObjectRef::from_obj(queue);
     let seen = context.observer.seen(&reference);
     let result = match &outcome {
         Ok((applied, queues)) => Outcome::Applied { applied, queues: queues.clone() },
         Err(error) if error.is_terminating() => return Ok(Action::await_change()),
-        Err(error) if !error.is_stalled() && context.failures(&reference) < TOLERATED_FAILURES => {
+        Err(error) if error.is_passing() && context.failures(&reference) < TOLERATED_FAILURES => {
             return outcome.map(|_| Action::await_change());
         }
-        Err(error) => Outcome::Failed(error),
+        Err(error) => Outcome::Failed { error, queues: context.looked_at(&reference) },
     };
-    context.tell(&queue, status::status(&queue, &result, seen.as_ref(), Timestamp::now())).await?;
+    context.tell(queue, status::status(queue, &result, seen.as_ref(), Timestamp::now())).await?;
     let (applied, _) = outcome?;
     context.failures.lock().unwrap_or_else(PoisonError::into_inner).remove(&reference);
     // What is wrong with Redis may be its Secret, and nobody tells when that changes.
@@ -322,14 +379,18 @@ impl Context {
         let resolved = Resolved::of(queue, self).await?;
         let children: Children = build::children(queue, &resolved)?;
         let mut applied = self.apply(queue, &children, &resolved).await?;
-        let worker = &children.rendered.config.worker;
-        let queues = (worker.priorities.iter())
-            .map(|name| (name.clone(), worker.queues.get(name).cloned().unwrap_or_default()))
-            .collect();
-        let current = applied.worker.as_ref().and_then(|live| live["spec"]["replicas"].as_i64()).unwrap_or(0);
+        let asked = applied.worker.as_ref().map(|live| rollout::Rollout::of(live).asked).unwrap_or_default();
         let (config, secret) = (&children.rendered.config, resolved.redis_secret.as_ref());
-        let target = self.target(queue, config, secret, i32::try_from(current).unwrap_or(0));
-        self.observer.watch(&ObjectRef::from_obj(queue), target.clone());
+        let target = self.target(queue, config, secret, asked);
+        let queues = queues_of(&target);
+        let reference = ObjectRef::from_obj(queue);
+        let before = self.observer.target(&reference);
+        self.observer.watch(&reference, target.clone());
+        self.give_up(&reference, &applied, &target).await;
+        let scaled = before.is_some_and(|before| before.manual != queue.spec.replicas);
+        if let Some(note) = ignored(queue).filter(|_| scaled) {
+            self.publish(queue, EventType::Warning, "ScaleIgnored", "Scale", note).await;
+        }
         if let (true, Some(secret)) = (is_managed(queue), &resolved.redis_secret) {
             let due = self.rotate(queue, secret, &target).await?;
             applied.next_look = [applied.next_look, due].into_iter().flatten().min();
@@ -337,15 +398,29 @@ impl Context {
         Ok((applied, queues))
     }
 
+    /// The queues that the observer looks at, which are not those of a spec that could not be applied.
+    fn looked_at(&self, queue: &ObjectRef<JobQueue>) -> Queues {
+        self.observer.target(queue).map(|target| queues_of(&target)).unwrap_or_default()
+    }
+
     /// Where the observer finds the queue. It reads no files: credentials come from the Secrets themselves.
-    fn target(&self, queue: &JobQueue, config: &Config, secret: Option<&SecretData>, current: i32) -> Target {
+    fn target(&self, queue: &JobQueue, config: &Config, secret: Option<&SecretData>, asked: Asked) -> Target {
         let names = Names::of(queue);
         let uid = queue.uid().unwrap_or_default();
         let owner = format!("{}/{}/{}/{uid}", self.cluster, names.namespace, names.queue);
-        let mut target = Target::new(config, queue, owner, current);
-        target.settings.reach = Reach::Elsewhere(self.settings.api_servers.clone());
+        let mut target = Target::new(config, queue, owner, asked);
+        target.settings.reach = Reach::Elsewhere(Bounds {
+            never: self.settings.api_servers.clone(),
+            only: self.settings.redis_networks.clone(),
+            largest_reply: LARGEST_REPLY,
+        });
+        // However patient the user's workers are: a Redis that hangs must not hold up the queues of others.
+        for patience in [&mut target.settings.dial_timeout, &mut target.settings.read_timeout] {
+            *patience = (*patience).min(ASKING);
+        }
         target.settings.password_file = None;
         target.settings.password = secret.and_then(|secret| secret.text("password"));
+        target.settings.sentinel_password = secret.and_then(|secret| secret.text(config::SENTINEL_PASSWORD));
         if let Some(tls) = target.settings.tls.as_mut() {
             let pem = |key: &str| {
                 secret
@@ -361,7 +436,7 @@ impl Context {
             let bytes = secret.and_then(|secret| secret.bytes(key)).unwrap_or_default();
             build::hash(&json!(String::from_utf8_lossy(bytes)))
         };
-        let secrets = ["password", "ca.crt", "tls.crt", "tls.key"].map(hidden);
+        let secrets = ["password", config::SENTINEL_PASSWORD, "ca.crt", "tls.crt", "tls.key"].map(hidden);
         let mut place = serde_json::to_value(&config.redis).unwrap_or_default();
         place["password"] = json!(null);
         target.connection = build::hash(&json!([place, secrets]));
@@ -385,6 +460,9 @@ impl Context {
             let object = build::generated_secret(queue, &generated_password());
             return self.create_kept(queue, &build::SECRET, &name, &object).await;
         };
+        if !Names::of(queue).are_on(&secret.labels) {
+            return Err(apply::foreign(queue, &build::SECRET, &name));
+        }
         for key in ["password", "users.acl"] {
             if !secret.has(key) {
                 let message = format!(
@@ -394,6 +472,18 @@ impl Context {
             }
         }
         Ok(())
+    }
+
+    /// Says of an object that it cannot be read. What runs for it goes on; its deletion is not held up.
+    async fn refuse(&self, queue: &JobQueue, why: &str) -> Result<Action, Error> {
+        if queue.metadata.deletion_timestamp.is_some() {
+            return self.let_go(queue, why).await;
+        }
+        let error = Error::stalled("InvalidSpec", format!("the spec cannot be read: {why}; change it"));
+        let status =
+            status::status(queue, &Outcome::Failed { error: &error, queues: vec![] }, None, Timestamp::now());
+        self.tell(queue, status).await?;
+        Ok(Action::await_change())
     }
 
     /// How often in a row a queue could not be reconciled.
@@ -406,6 +496,7 @@ impl Context {
         self.observer.forget(queue);
         self.settled.forget(queue.namespace.as_deref().unwrap_or_default(), &queue.name);
         self.rolling.end(&queue.to_string());
+        self.taken_out.forget(queue);
         self.failures.lock().unwrap_or_else(PoisonError::into_inner).remove(queue);
     }
 
@@ -436,14 +527,19 @@ impl Context {
         if queue.status.as_ref() == Some(&status) {
             return Ok(());
         }
-        let ready = |conditions: &[k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition]| {
+        let ready = |conditions: &[Condition]| {
             let ready = conditions.iter().find(|one| one.type_ == READY)?;
             Some((ready.status.clone(), ready.reason.clone(), ready.message.clone()))
         };
         let before = queue.status.as_ref().and_then(|status| ready(&status.conditions));
         let now = ready(&status.conditions);
-        let api: Api<JobQueue> = Api::namespaced(self.client.clone(), &queue.namespace().unwrap_or_default());
+        let waits = news(
+            queue.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default(),
+            &status.conditions,
+        );
+        let api: Api<Stored> = Api::namespaced(self.client.clone(), &queue.namespace().unwrap_or_default());
         let patch = json!({ "status": status });
+        self.pace.write().await;
         api.patch_status(&queue.name_any(), &PatchParams::default(), &Patch::Merge(&patch)).await?;
         let turned = before.as_ref().map(|(status, reason, _)| (status, reason))
             != now.as_ref().map(|(status, reason, _)| (status, reason));
@@ -456,6 +552,9 @@ impl Context {
                 EventType::Warning
             };
             self.publish(queue, type_, &reason, "Reconcile", message).await;
+        }
+        if let Some((reason, message)) = waits {
+            self.publish(queue, EventType::Normal, &reason, "Reconcile", message).await;
         }
         Ok(())
     }
@@ -474,6 +573,33 @@ impl Context {
     }
 }
 
+/// Of several shards the first: there too jobs are served, and under the configured name they are not.
+fn queues_of(target: &Target) -> Queues {
+    let keys = target.shards.first().map(|shard| shard.queues.as_slice()).unwrap_or_default();
+    keys.iter().map(|queue| (queue.name.clone(), queue.queue.clone())).collect()
+}
+
+/// What to say to whoever has scaled a queue that scales itself.
+fn ignored(queue: &JobQueue) -> Option<String> {
+    let number = queue.spec.replicas.filter(|_| queue.spec.scaling.mode == ScalingMode::Auto)?;
+    Some(format!(
+        "spec.replicas = {number} has no effect: scaling.mode is Auto, and the number of workers follows the number of jobs between \
+         minReplicas and maxReplicas; set scaling.mode: Manual to have kubectl scale and autoscalers obeyed"
+    ))
+}
+
+/// That a change waits, if that is new. A queue that is not ready for that very reason says so itself.
+fn news(before: &[Condition], now: &[Condition]) -> Option<(String, String)> {
+    let find = |conditions: &[Condition], kind: &str| {
+        let found = conditions.iter().find(|one| one.type_ == kind)?;
+        Some((found.reason.clone(), found.message.clone()))
+    };
+    let (reason, message) = find(now, RECONCILING)?;
+    let known = find(before, RECONCILING).is_some_and(|(earlier, _)| earlier == reason);
+    let said = find(now, READY).is_some_and(|(ready, _)| ready == reason);
+    (!known && !said).then_some((reason, message))
+}
+
 /// 244 random bits.
 fn generated_password() -> String {
     let half = || uuid::Uuid::new_v4().simple().to_string();
@@ -482,12 +608,13 @@ fn generated_password() -> String {
 
 /// Waits longer after each failure of the same queue; one that only a person can mend is looked at rarely.
 #[allow(clippy::needless_pass_by_value, reason = "the controller calls it so")]
-fn on_error(queue: Arc<JobQueue>, error: &Error, context: Arc<Context>) -> Action {
+fn on_error(stored: Arc<Stored>, error: &Error, context: Arc<Context>) -> Action {
+    let queue = &stored.queue;
     let mut failures = context.failures.lock().unwrap_or_else(PoisonError::into_inner);
-    let count = failures.entry(ObjectRef::from_obj(queue.as_ref())).or_default();
+    let count = failures.entry(ObjectRef::from_obj(queue)).or_default();
     *count = (*count + 1).min(10);
     context.metrics.reconcile_failed(error.reason());
-    let longest = if error.is_stalled() { Duration::from_secs(30) } else { Duration::from_secs(60) };
+    let longest = if error.is_passing() { Duration::from_secs(60) } else { Duration::from_secs(30) };
     tracing::warn!(namespace = queue.namespace().unwrap_or_default(), jobqueue = queue.name_any(), error = %error, "Could not reconcile");
     Action::requeue(Duration::from_millis(500).saturating_mul(2u32.saturating_pow(*count - 1)).min(longest))
 }
@@ -500,21 +627,26 @@ async fn is_gone(client: Client, ours: String, owner: String) -> bool {
         return false;
     }
     let api: Api<JobQueue> = Api::namespaced(client, namespace);
-    match api.get_opt(name).await {
+    match api.get_metadata_opt(name).await {
         Ok(found) => found.is_none_or(|found| found.uid().as_deref() != Some(*uid)),
         Err(_) => false,
     }
 }
 
-/// What tells one cluster from another: the uid of a namespace that every cluster has.
-async fn cluster_id(client: &Client) -> anyhow::Result<String> {
-    let api: Api<k8s_openapi::api::core::v1::Namespace> = Api::all(client.clone());
-    match api.get("kube-system").await {
-        Ok(namespace) => Ok(namespace.uid().unwrap_or_default()),
-        // Without the right to read it (namespaced mode) all clusters look alike, and claims are still per name.
-        Err(kube::Error::Api(status)) if status.is_forbidden() => Ok("cluster".into()),
-        Err(error) => Err(error.into()),
-    }
+/// What tells one cluster from another: the uid of a namespace that every cluster has. Without the right to read it
+/// (namespaced mode) it is that of our lease, which outlives every operator that holds it. Were it the same for all, we
+/// would not find the `JobQueue` of another cluster in ours, and take its keys.
+async fn cluster_id(client: &Client, settings: &Settings) -> anyhow::Result<String> {
+    let api: Api<Namespace> = Api::all(client.clone());
+    let id = match api.get_metadata("kube-system").await {
+        Ok(namespace) => namespace.uid(),
+        Err(kube::Error::Api(status)) if status.is_forbidden() => {
+            let leases: Api<Lease> = Api::namespaced(client.clone(), &settings.namespace);
+            leases.get_metadata(&settings.lease).await?.uid()
+        }
+        Err(error) => return Err(error.into()),
+    };
+    id.ok_or_else(|| anyhow::anyhow!("neither kube-system nor the lease {} has a uid", settings.lease))
 }
 
 async fn has_pod_monitors(client: &Client) -> bool {
@@ -522,4 +654,20 @@ async fn has_pod_monitors(client: &Client) -> bool {
         .list_api_group_resources("monitoring.coreos.com/v1")
         .await
         .is_ok_and(|list| list.resources.iter().any(|one| one.kind == "PodMonitor"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_of_workers_has_no_effect_on_a_queue_that_scales_itself() {
+        let said = |yaml: &str| {
+            let spec = serde_json::from_value(serde_saphyr::from_str(yaml).unwrap()).unwrap();
+            ignored(&JobQueue::new("q", spec))
+        };
+        assert!(said("{replicas: 3}").is_some_and(|note| note.contains("spec.replicas = 3 has no effect")));
+        assert_eq!(said("{replicas: 3, scaling: {mode: Manual}}"), None);
+        assert_eq!(said("{}"), None);
+    }
 }

@@ -108,6 +108,8 @@ pub struct Plan {
     pub resume: Vec<String>,
     /// How many workers to ask for, if that can be fewer now without interrupting anybody.
     pub replicas: Option<i32>,
+    /// The uids of the pods that go then: nobody else may.
+    pub going: Vec<String>,
     /// How many are left that drain.
     pub draining: i32,
 }
@@ -156,26 +158,38 @@ pub fn plan(workers: &[Worker], situation: Situation) -> Plan {
         (worker.standing(), worker.word().is_none(), worker.held, *at)
     });
     let chosen: HashSet<usize> = chosen.into_iter().take(surplus).collect();
-    let leaves_some = surplus < order.len();
-    let may_go = |worker: &Worker| {
-        // While others work on, it must also be unready in the `ReplicaSet`'s eyes: any of them may become so at any
-        // moment, and would then be taken in its place.
-        let late =
-            timeout_ms.is_some_and(|bound| worker.word().is_some() && worker.waited_ms(now_ms) >= bound);
-        late || worker.drained && (worker.goes_first() || !leaves_some)
+    let is_late = |worker: &Worker| {
+        timeout_ms.is_some_and(|bound| worker.word().is_some() && worker.waited_ms(now_ms) >= bound)
     };
-    let gone = order.iter().take(surplus).take_while(|worker| may_go(worker)).count();
+    let rests = |worker: &&Worker| worker.drained || is_late(worker);
+    // While others work, one that goes must also be unready in the `ReplicaSet`'s eyes: any of them may become so at any
+    // moment, and would then be taken in its place. When everybody goes at once there is nobody else.
+    let everybody = surplus == order.len() && order.iter().all(rests);
+    let may_go = |worker: &&&Worker| is_late(worker) || worker.drained && (worker.goes_first() || everybody);
+    let going: Vec<String> =
+        order.iter().take(surplus).take_while(may_go).map(|worker| worker.uid()).collect();
     let uids = |wanted: &dyn Fn(usize, &Worker) -> bool| {
         let all = order.iter().enumerate().filter(|(at, worker)| wanted(*at, worker));
         all.map(|(_, worker)| worker.uid()).collect::<Vec<_>>()
     };
-    let gone = i32::try_from(gone).unwrap_or(0);
+    let gone = i32::try_from(going.len()).unwrap_or(0);
     Plan {
         drain: uids(&|at, worker| chosen.contains(&at) && worker.word().is_none()),
         resume: uids(&|at, worker| !chosen.contains(&at) && worker.word().is_some()),
         replicas: (gone > 0).then(|| there.min(current) - gone),
+        going,
         draining: i32::try_from(surplus).unwrap_or(0) - gone,
     }
+}
+
+/// Whether a `ReplicaSet` of these pods that is told to keep so many would take nobody but those who may go.
+pub fn takes_only(going: &[String], pods: Vec<Pod>, replicas: i32) -> bool {
+    let workers: Vec<Worker> = pods.into_iter().map(|pod| Worker { pod, held: 0, drained: false }).collect();
+    let active: Vec<&Worker> = workers.iter().filter(|worker| worker.is_active()).collect();
+    let surplus = active.len().saturating_sub(usize::try_from(replicas).unwrap_or(0));
+    let now_ms = u64::try_from(Timestamp::now().as_millisecond()).unwrap_or(0);
+    let order = deletion_order(&active, now_ms);
+    order.into_iter().take(surplus).all(|worker| going.contains(&worker.uid()))
 }
 
 /// The pods in the order in which a `ReplicaSet` of Kubernetes 1.33 and later deletes them, the first one first.

@@ -19,6 +19,9 @@ const RETRY: Duration = Duration::from_secs(2);
 /// One call; shorter than what is left after a missed one.
 const CALL: Duration = Duration::from_secs(3);
 
+/// How often somebody else may be faster where the lease is to be taken at any cost.
+const USURPATIONS: u32 = 10;
+
 /// What to do about the lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
@@ -73,19 +76,28 @@ impl Leadership {
     }
 
     /// Takes the lease from whoever has it and waits until that one must have noticed: for an uninstall, while which
-    /// nobody may lead.
+    /// nobody may lead. One that nobody has (a leader has just stopped) is taken too, or another would lead in a moment.
     pub async fn usurp(&mut self) -> Result<(), kube::Error> {
-        let Some(mut lease) = self.api.get_opt(&self.name).await? else { return Ok(()) };
-        let holder = lease.spec.as_ref().and_then(|spec| spec.holder_identity.clone()).unwrap_or_default();
-        if holder.is_empty() || holder == self.me {
-            return Ok(());
+        let mut faster = 0;
+        let before = loop {
+            let Some(mut lease) = self.api.get_opt(&self.name).await? else { return Ok(()) };
+            let before = lease.spec.take().unwrap_or_default();
+            let mut spec = self.spec(None, &MicroTime(Timestamp::now()));
+            // Long enough for what follows; should that fail, the operators go on afterwards.
+            spec.lease_duration_seconds = Some(60);
+            spec.lease_transitions = Some(before.lease_transitions.unwrap_or(0).saturating_add(1));
+            lease.spec = Some(spec);
+            match self.api.replace(&self.name, &PostParams::default(), &lease).await {
+                Ok(_) => break before,
+                // The leader has renewed it meanwhile, as it does every few seconds.
+                Err(kube::Error::Api(status)) if status.is_conflict() && faster < USURPATIONS => faster += 1,
+                Err(error) => return Err(error),
+            }
+        };
+        // A leader that cannot reach the API just now leads until its time is up, and no longer.
+        if before.holder_identity.is_some_and(|holder| !holder.is_empty() && holder != self.me) {
+            tokio::time::sleep(DURATION).await;
         }
-        let mut spec = self.spec(None, &MicroTime(Timestamp::now()));
-        // Long enough for what follows; should that fail, the operators go on afterwards.
-        spec.lease_duration_seconds = Some(60);
-        lease.spec = Some(spec);
-        self.api.replace(&self.name, &PostParams::default(), &lease).await?;
-        tokio::time::sleep(RENEW + CALL).await;
         Ok(())
     }
 

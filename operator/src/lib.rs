@@ -15,6 +15,7 @@ pub mod controller;
 pub mod drain;
 pub mod lease;
 pub mod metrics;
+pub mod nodes;
 pub mod observer;
 pub mod pods;
 pub mod rescue;

@@ -1,9 +1,12 @@
 //! The operator's process: arguments, leadership, shutdown.
+use std::net::IpAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
+use ipnet::IpNet;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::{ListParams, Patch, PatchParams};
 use kube::{Api, Client, ResourceExt};
 use operator::api::v1alpha1::JobQueue;
@@ -13,6 +16,9 @@ use operator::metrics::Metrics;
 use operator::{server, telemetry};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
+
+/// How long what is under way may take after the signal to stop; Kubernetes gives 30 s.
+const STOPPING: Duration = Duration::from_secs(15);
 
 /// The operator of jobqueue: makes what each `JobQueue` of the cluster asks for.
 #[derive(Debug, Parser)]
@@ -45,6 +51,9 @@ struct Cli {
     /// What the names of services end with
     #[arg(long, env = "CLUSTER_DOMAIN", default_value = "cluster.local")]
     cluster_domain: String,
+    /// The networks that a Redis may be in, such as 10.0.0.0/8, separated by commas; empty means all
+    #[arg(long, env = "REDIS_NETWORKS", value_delimiter = ',', value_parser = network, default_value = "")]
+    redis_networks: Vec<Option<IpNet>>,
     /// The OTLP collector (gRPC) that traces are sent to
     #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
     otlp_endpoint: Option<String>,
@@ -101,6 +110,7 @@ async fn run(cli: Cli) -> anyhow::Result<()> {
         port,
         log_level: _,
         cluster_domain,
+        redis_networks,
         otlp_endpoint: _,
         command: _,
     } = cli;
@@ -115,9 +125,14 @@ async fn run(cli: Cli) -> anyhow::Result<()> {
     let watched: Vec<String> = watch_namespaces.into_iter().filter(|name| !name.is_empty()).collect();
     let mut leadership = Leadership::new(client.clone(), &namespace, &lease_name, &identity);
     let work = async {
-        wait_for_crd(&client, watched.first()).await;
-        tracing::info!(identity, "Waiting to lead");
-        leadership.acquire().await;
+        tokio::select! {
+            () = shutdown.cancelled() => return Ok(()),
+            () = async {
+                wait_for_crd(&client, watched.first()).await;
+                tracing::info!(identity, "Waiting to lead");
+                leadership.acquire().await;
+            } => {}
+        }
         tracing::info!(identity, "Leading");
         metrics.lead();
         let settings = Settings {
@@ -125,24 +140,35 @@ async fn run(cli: Cli) -> anyhow::Result<()> {
             redis_image,
             cluster_domain,
             namespace,
+            lease: lease_name,
             watched,
-            api_servers: api_servers().await,
+            api_servers: api_servers(&client).await,
+            redis_networks: redis_networks.into_iter().flatten().collect(),
         };
-        let controlling = controller::run(
-            client.clone(),
-            settings,
-            Arc::clone(&metrics),
-            shutdown.clone().cancelled_owned(),
-        );
+        let stop = shutdown.clone().cancelled_owned();
+        let controlling = controller::run(client.clone(), settings, Arc::clone(&metrics), stop);
+        // What is being done at the signal is done to its end, if that is near.
+        let late = async {
+            shutdown.cancelled().await;
+            tokio::time::sleep(STOPPING).await;
+        };
         tokio::select! {
             ended = controlling => ended,
             () = leadership.keep() => Err(anyhow::anyhow!("the lease was lost: another operator leads")),
+            () = late => Ok(()),
         }
+    };
+    let listening = async {
+        let closed = server.await;
+        if shutdown.is_cancelled() {
+            // It ends before the work does.
+            std::future::pending::<()>().await;
+        }
+        closed?
     };
     let ended = tokio::select! {
         ended = work => ended,
-        () = shutdown.cancelled() => Ok(()),
-        closed = server => closed?,
+        closed = listening => closed,
     };
     if ended.is_ok() {
         leadership.release().await;
@@ -150,13 +176,29 @@ async fn run(cli: Cli) -> anyhow::Result<()> {
     ended
 }
 
-/// The addresses of the API server, as pods are told them.
-async fn api_servers() -> Vec<std::net::IpAddr> {
-    let Ok(host) = std::env::var("KUBERNETES_SERVICE_HOST") else { return Vec::new() };
-    tokio::net::lookup_host((host, 443))
-        .await
-        .map(|found| found.map(|one| one.ip()).collect())
-        .unwrap_or_default()
+/// One of the networks; nothing is none.
+fn network(text: &str) -> Result<Option<IpNet>, ipnet::AddrParseError> {
+    if text.is_empty() { Ok(None) } else { text.parse().map(Some) }
+}
+
+/// The addresses of the API server: the one that pods are told, and those behind it as far as we may know them.
+async fn api_servers(client: &Client) -> Vec<IpAddr> {
+    let mut found = Vec::new();
+    if let Ok(host) = std::env::var("KUBERNETES_SERVICE_HOST") {
+        found.extend(tokio::net::lookup_host((host, 443)).await.into_iter().flatten().map(|one| one.ip()));
+    }
+    let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), "default");
+    match slices.get_opt("kubernetes").await {
+        Ok(slice) => {
+            let addresses = slice.into_iter().flat_map(|slice| slice.endpoints);
+            found
+                .extend(addresses.flat_map(|one| one.addresses).filter_map(|one| one.parse::<IpAddr>().ok()));
+        }
+        Err(error) => {
+            tracing::warn!(error = %error, "Only the service of the API server is known, not what is behind it");
+        }
+    }
+    found
 }
 
 /// The CRD may be installed after us: look for it until it is there.
@@ -166,7 +208,7 @@ async fn wait_for_crd(client: &Client, namespace: Option<&String>) {
         None => Api::all(client.clone()),
     };
     let mut told = false;
-    while let Err(error) = api.list(&ListParams::default().limit(1)).await {
+    while let Err(error) = api.list_metadata(&ListParams::default().limit(1)).await {
         if !told {
             tracing::warn!(error = %error, "Waiting for the JobQueue CRD: is it installed?");
             told = true;
@@ -229,14 +271,14 @@ async fn uninstall(cli: &Cli) -> anyhow::Result<()> {
     for space in spaces {
         let all: Api<JobQueue> =
             space.map_or_else(|| Api::all(client.clone()), |space| Api::namespaced(client.clone(), space));
-        for queue in all.list(&ListParams::default()).await?.items {
+        for queue in all.list_metadata(&ListParams::default()).await?.items {
             let kept: Vec<&String> = queue.finalizers().iter().filter(|name| *name != FINALIZER).collect();
             if kept.len() == queue.finalizers().len() {
                 continue;
             }
             let api: Api<JobQueue> = Api::namespaced(client.clone(), &queue.namespace().unwrap_or_default());
             let patch = json!({ "metadata": { "finalizers": kept } });
-            api.patch(&queue.name_any(), &PatchParams::default(), &Patch::Merge(&patch)).await?;
+            api.patch_metadata(&queue.name_any(), &PatchParams::default(), &Patch::Merge(&patch)).await?;
             println!("jobqueue {}/{}: released", queue.namespace().unwrap_or_default(), queue.name_any());
         }
     }

@@ -1,6 +1,6 @@
 //! What the operator counts, under the names that dashboards of controllers know, and the gauges of all queues, under the
 //! names that workers have for them where there is no operator, with the labels `namespace` and `jobqueue`.
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use prometheus::{
@@ -8,6 +8,7 @@ use prometheus::{
     Opts, Registry, TextEncoder,
 };
 
+use crate::api::v1alpha1::ScalingMode;
 use crate::observer::{Gauges, Observer};
 
 /// Queue names are the user's: no `JobQueue` gets more labels than this.
@@ -28,9 +29,14 @@ pub struct Metrics {
     jobs: IntGaugeVec,
     workers: IntGaugeVec,
     draining: IntGaugeVec,
+    most: IntGaugeVec,
+    paused: IntGaugeVec,
     reachable: IntGaugeVec,
     memory: IntGauge,
     observer: OnceLock<Observer>,
+    /// Held from the moment that the gauges of queues are emptied until they were read: another scrape would fill them
+    /// again meanwhile, and counters twice.
+    reading: Mutex<()>,
 }
 
 /// Measures one reconcile, whatever way it ends.
@@ -88,9 +94,21 @@ impl Metrics {
                 Opts::new("jobqueue_workers_draining", "Workers that finish their jobs and then go"),
                 object,
             )?,
+            most: IntGaugeVec::new(
+                Opts::new(
+                    "jobqueue_workers_max",
+                    "The most workers that may be asked for; none if set by hand",
+                ),
+                object,
+            )?,
+            paused: IntGaugeVec::new(
+                Opts::new("jobqueue_paused", "1 while nobody takes jobs, on purpose"),
+                object,
+            )?,
             reachable: IntGaugeVec::new(Opts::new("jobqueue_redis_up", "1 while Redis answers"), object)?,
             memory: IntGauge::new("process_resident_memory_bytes", "Memory of this process")?,
             observer: OnceLock::new(),
+            reading: Mutex::default(),
             registry,
         };
         let build =
@@ -134,6 +152,7 @@ impl Metrics {
 
     /// The text format of Prometheus.
     pub fn text(&self) -> Result<String, prometheus::Error> {
+        let _alone = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
         self.read_queues();
         if let Ok(stat) = procfs::process::Process::myself().and_then(|me| me.stat()) {
             self.memory.set(i64::try_from(stat.rss.saturating_mul(procfs::page_size())).unwrap_or(i64::MAX));
@@ -143,9 +162,9 @@ impl Metrics {
         Ok(String::from_utf8_lossy(&text).into_owned())
     }
 
-    fn queue_gauges(&self) -> [&IntGaugeVec; 7] {
-        let Self { waiting, delayed, breakers, jobs, workers, draining, reachable, .. } = self;
-        [waiting, delayed, breakers, jobs, workers, draining, reachable]
+    fn queue_gauges(&self) -> [&IntGaugeVec; 9] {
+        let Self { waiting, delayed, breakers, jobs, workers, draining, most, paused, reachable, .. } = self;
+        [waiting, delayed, breakers, jobs, workers, draining, most, paused, reachable]
     }
 
     fn read_queues(&self) {
@@ -161,8 +180,11 @@ impl Metrics {
             let name = queue.name.as_str();
             let object = [&namespace, name];
             self.reachable.with_label_values(&object).set(i64::from(seen.trouble.is_none()));
-            self.workers.with_label_values(&object).set(i64::from(target.current));
+            self.workers.with_label_values(&object).set(i64::from(target.asked.replicas));
             self.draining.with_label_values(&object).set(i64::from(seen.draining));
+            if target.scaling.mode == ScalingMode::Auto {
+                self.most.with_label_values(&object).set(i64::from(target.scaling.max_replicas));
+            }
             for (of, count) in reaped.iter().take(MOST_QUEUES) {
                 self.reaped.with_label_values(&[&namespace, name, of]).inc_by(*count);
             }
@@ -170,6 +192,7 @@ impl Metrics {
                 continue;
             }
             let figures = &seen.figures;
+            self.paused.with_label_values(&object).set(i64::from(figures.paused));
             let names = target.shards.first().map(|shard| shard.queues.as_slice()).unwrap_or_default();
             for (at, keys) in names.iter().enumerate().take(MOST_QUEUES) {
                 let labels = [&namespace, name, &keys.name];

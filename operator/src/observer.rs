@@ -4,14 +4,16 @@
 //! decides on the number of workers, the other gives back the jobs of the dead. A slow or dead Redis so delays nobody but
 //! its own queues. The controller says what to look at, and is told when something worth a reconcile has changed.
 use std::collections::HashMap;
+use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures::channel::mpsc::UnboundedSender;
 use jobqueue::config::Config;
-use jobqueue::connect::{Address, Connector, Settings};
+use jobqueue::connect::{Address, ConnectError, Connector, Settings};
 use jobqueue::engine::{Engine, reaper_settings};
 use jobqueue::keys::Keys;
+use jobqueue::layout::{self, LayoutError};
 use jobqueue::reaper;
 use jobqueue::store::{LaneSnapshot, Session, StoreError};
 use kube::ResourceExt;
@@ -28,13 +30,35 @@ mod figures;
 mod look;
 mod tend;
 
-pub use claims::claimed_keys;
+pub use claims::{claimed_keys, is_same_owner};
 pub use figures::Figures;
 
 /// How often a queue is looked at.
 const INTERVAL: Duration = Duration::from_secs(1);
 /// A dead Redis is tried again after at most this long.
 const LONGEST_BACKOFF: Duration = Duration::from_secs(5);
+/// A number of workers that Kubernetes refuses is asked for again after at most this long.
+const LONGEST_PATIENCE: Duration = Duration::from_secs(60);
+/// Lanes of a process that is dead are looked for this long.
+const REMEMBERED: Duration = Duration::from_secs(30);
+/// A death that nothing could be done about for this long is left to the heartbeat.
+const GIVEN_UP: Duration = Duration::from_secs(600);
+
+/// Kubernetes says why a container ended this long after its successor has started, as a rule much sooner.
+const CAUSE_WAIT: Duration = Duration::from_secs(5);
+
+/// How the dead of one queue are looked after in a task that all queues of its Redis share: nobody's settings may take
+/// the time of the others. One large page of the scan a pass, so that it needs no pauses.
+fn shared_reaper(asked: reaper::Settings) -> reaper::Settings {
+    reaper::Settings {
+        page_delay: asked.page_delay.min(Duration::from_millis(100)),
+        pass_budget: asked.pass_budget.min(INTERVAL),
+        scan_count: asked.scan_count.max(1000),
+        scan_pages: 1,
+        cause_wait: CAUSE_WAIT,
+        ..asked
+    }
+}
 
 /// What to look at.
 #[derive(Clone)]
@@ -45,8 +69,10 @@ pub struct Target {
     pub settings: Settings,
     /// Tells apart what must not share a connection.
     pub connection: String,
-    /// The keys of every shard.
+    /// The keys of every shard; those that an earlier layout left behind come after the configured ones.
     pub shards: Vec<Keys>,
+    /// What they are made from.
+    engine: Engine,
     /// Which format; Sidekiq's queues are shared by nature and so never claimed.
     pub protocol: Protocol,
     /// What the format decides.
@@ -68,30 +94,64 @@ pub struct Target {
     /// `spec.replicas`.
     pub manual: Option<i32>,
     /// How many workers are asked for now, those that drain included.
-    pub current: i32,
+    pub asked: Asked,
+}
+
+/// How many workers a Deployment is asked for, and since which of its generations.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Asked {
+    /// So many.
+    pub replicas: i32,
+    /// The uid of the Deployment.
+    pub deployment: String,
+    /// Grows with each change of what it is asked for.
+    pub generation: i64,
+}
+
+impl Asked {
+    /// Whether `other` was read later from the same Deployment.
+    fn is_before(&self, other: &Self) -> bool {
+        self.deployment == other.deployment && self.generation < other.generation
+    }
 }
 
 impl Target {
     /// What to look at for a queue with this configuration.
-    pub fn new(config: &Config, queue: &JobQueue, owner: String, current: i32) -> Self {
+    pub fn new(config: &Config, queue: &JobQueue, owner: String, asked: Asked) -> Self {
         let engine = Engine::new(config);
         Self {
             uid: queue.uid().unwrap_or_default(),
             settings: engine.connector.settings().clone(),
             connection: String::new(),
-            shards: engine.shards,
+            shards: engine.shards.clone(),
             protocol: queue.spec.protocol,
-            rules: engine.protocol,
-            reaper: reaper_settings(config),
-            reap_interval: config.worker.reaper.interval.get(),
+            rules: Arc::clone(&engine.protocol),
+            engine,
+            reaper: shared_reaper(reaper_settings(config)),
+            reap_interval: config.worker.reaper.interval.get().min(INTERVAL),
             cooldown: config.circuit_breaker.cooldown_period.get(),
             concurrency: config.worker.count,
             owner,
             paused: queue.spec.paused,
             scaling: queue.spec.scaling.clone(),
             manual: queue.spec.replicas,
-            current,
+            asked,
         }
+    }
+
+    /// The shards that an earlier layout left behind and that are not empty: workers serve them, so they count.
+    pub async fn leftovers(&self) -> Result<Vec<Keys>, StoreError> {
+        let engine = Engine { connector: Connector::new(self.settings.clone()), ..self.engine.clone() };
+        layout::leftovers(&engine).await.map_err(|error| match error {
+            LayoutError::Store(error) => error,
+            newer @ LayoutError::Newer { .. } => StoreError::Unexpected(newer.to_string()),
+        })
+    }
+
+    /// With the shards that were left behind.
+    fn with(mut self, leftovers: &[Keys]) -> Self {
+        self.shards = self.engine.shards.iter().chain(leftovers).cloned().collect();
+        self
     }
 
     /// The session with a shard's node, made when there is none yet.
@@ -125,15 +185,33 @@ pub struct Observation {
 /// What is wrong with Redis.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Trouble {
-    /// Waiting will not help.
-    pub permanent: bool,
+    /// What to do about it.
+    pub kind: Remedy,
     /// What it is.
     pub message: String,
 }
 
+/// What to do about a Redis that cannot be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Remedy {
+    /// Wait: it is away, or busy.
+    Wait,
+    /// Other credentials, or more rights for these.
+    Credentials,
+    /// Another Redis, or another key.
+    Change,
+}
+
 impl From<&StoreError> for Trouble {
     fn from(error: &StoreError) -> Self {
-        Self { permanent: !error.is_transient(), message: error.to_string() }
+        let kind = match error {
+            StoreError::Denied { .. } | StoreError::Connect(ConnectError::Credentials { .. }) => {
+                Remedy::Credentials
+            }
+            error if error.is_transient() => Remedy::Wait,
+            _ => Remedy::Change,
+        };
+        Self { kind, message: error.to_string() }
     }
 }
 
@@ -144,8 +222,51 @@ pub struct Wish {
     pub queue: ObjectRef<JobQueue>,
     /// Pods, by name, that begin to drain (with the word of that drain) or work again.
     pub marks: Vec<(String, Option<String>)>,
-    /// From how many workers to how many.
-    pub scale: Option<(i32, Decision)>,
+    /// A number of workers.
+    pub scale: Option<Scale>,
+}
+
+/// A change of the number of workers.
+#[derive(Debug, Clone)]
+pub struct Scale {
+    /// What it was decided on: anything else in the cluster, and it has to be decided again.
+    pub from: Asked,
+    /// To how many, and why.
+    pub decision: Decision,
+    /// The uids of the pods that may go for it; `None`: whoever is there.
+    pub going: Option<Vec<String>>,
+}
+
+/// What came of a wish.
+#[derive(Debug, Clone, Default)]
+pub struct Carried {
+    /// How many workers are asked for now, if that is known.
+    pub asked: Option<Asked>,
+    /// What the number of workers was changed to, and why.
+    pub scaled: Option<Decision>,
+    /// Something was refused, or could not be asked for.
+    pub failed: bool,
+}
+
+/// When to wish for something again that could not be done: at once would be every second, and for ever.
+#[derive(Debug, Default)]
+struct Patience {
+    failures: u32,
+    until: Option<Instant>,
+}
+
+impl Patience {
+    /// Notes how a wish ended: after each failure in a row the next one waits twice as long.
+    fn note(&mut self, failed: bool, now: Instant) {
+        self.failures = if failed { self.failures.saturating_add(1) } else { 0 };
+        let wait = INTERVAL.saturating_mul(2u32.saturating_pow(self.failures.saturating_sub(1)));
+        self.until = failed.then(|| now + wait.min(LONGEST_PATIENCE));
+    }
+
+    /// Whether it is too early for the next one.
+    fn is_waiting(&self, now: Instant) -> bool {
+        self.until.is_some_and(|until| now < until)
+    }
 }
 
 /// Looks at all queues.
@@ -165,13 +286,45 @@ struct Shared {
 struct State {
     queues: HashMap<ObjectRef<JobQueue>, Watched>,
     tasks: HashMap<String, Tasks>,
+    /// Also of queues that are not watched yet: who begins to lead hears of pods before it has read every queue.
+    deaths: HashMap<ObjectRef<JobQueue>, Vec<Mourned>>,
 }
 
-/// The tasks of one Redis.
+/// Processes that are dead.
+struct Mourned {
+    death: Death,
+    /// Since when that is known.
+    since: Instant,
+    /// When their lanes were first taken away, or their app's death told.
+    buried: Option<Instant>,
+}
+
+impl Mourned {
+    /// Whether there is still something to do about it. What was seen of lanes may be a second old, so they are looked for
+    /// a while longer; of its app a worker is told once, because the next death may have another cause.
+    fn is_open(&self) -> bool {
+        match self.buried {
+            None => self.since.elapsed() < GIVEN_UP,
+            Some(at) => !self.death.app && at.elapsed() < REMEMBERED,
+        }
+    }
+}
+
+/// The tasks of one Redis: there as long as one of its queues is.
 struct Tasks {
-    looks: tokio::task::AbortHandle,
     /// Wakes the one that gives back the jobs of the dead.
     wake: Arc<Notify>,
+}
+
+/// Begins a task again that has panicked: an answer that we are not up to must not end our care for a Redis.
+async fn keep<F>(task: impl Fn() -> F)
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    while let Err(error) = tokio::spawn(task()).await {
+        tracing::error!(error = %error, "Begins again");
+        tokio::time::sleep(INTERVAL).await;
+    }
 }
 
 struct Watched {
@@ -181,12 +334,13 @@ struct Watched {
     history: History,
     claimed_at: Option<Instant>,
     asked_at: Option<Instant>,
+    /// The shards that an earlier layout left behind, and when that was asked.
+    leftovers: Vec<Keys>,
+    laid_out_at: Option<Instant>,
     /// The lanes of all shards.
     lanes: Vec<LaneSnapshot>,
     /// Fenced lanes of all shards.
     reaping: u64,
-    /// Processes that are dead, and since when that is known.
-    deaths: Vec<(Death, Instant)>,
     /// Jobs of the dead that were given back, by queue.
     reaped: HashMap<String, u64>,
     /// Queues whose breaker is open, and since when nobody says so any more.
@@ -195,6 +349,8 @@ struct Watched {
     decided: Option<Decision>,
     /// A wish is under way.
     busy: bool,
+    /// The last ones could not be carried out.
+    patience: Patience,
 }
 
 impl Watched {
@@ -206,13 +362,15 @@ impl Watched {
             history: History::default(),
             claimed_at: None,
             asked_at: None,
+            leftovers: Vec::new(),
+            laid_out_at: None,
             lanes: Vec::new(),
             reaping: 0,
-            deaths: Vec::new(),
             reaped: HashMap::new(),
             breakers: HashMap::new(),
             decided: None,
             busy: false,
+            patience: Patience::default(),
         }
     }
 
@@ -254,26 +412,36 @@ impl Observer {
         // A queue that was deleted and made again under its name is another one.
         let same = |watched: &&mut Watched| watched.target.owner == target.owner;
         if let Some(watched) = state.queues.get_mut(queue).filter(same) {
-            let keys = |target: &Target| target.shards.iter().flat_map(claimed_keys).collect::<Vec<_>>();
+            let keys =
+                |target: &Target| target.engine.shards.iter().flat_map(claimed_keys).collect::<Vec<_>>();
             if watched.target.connection != target.connection || keys(&watched.target) != keys(&target) {
-                watched.claimed_at = None;
+                (watched.claimed_at, watched.laid_out_at) = (None, None);
+                watched.leftovers.clear();
+            }
+            let mut target = target.with(&watched.leftovers);
+            if target.asked.is_before(&watched.target.asked) {
+                // A wish was carried out since it was read.
+                target.asked = watched.target.asked.clone();
             }
             watched.target = Arc::new(target);
         } else {
             state.queues.insert(queue.clone(), Watched::new(target));
         }
-        let alive = state.tasks.get(&connection).is_some_and(|tasks| !tasks.looks.is_finished());
-        if !alive {
+        state.tasks.entry(connection).or_insert_with_key(|connection| {
             let wake = Arc::new(Notify::new());
-            let looks = tokio::spawn(self.clone().look_after(connection.clone())).abort_handle();
-            tokio::spawn(self.clone().tend(connection.clone(), Arc::clone(&wake)));
-            state.tasks.insert(connection, Tasks { looks, wake });
-        }
+            let (observer, place) = (self.clone(), connection.clone());
+            tokio::spawn(keep(move || observer.clone().look_after(place.clone())));
+            let (observer, place, woken) = (self.clone(), connection.clone(), Arc::clone(&wake));
+            tokio::spawn(keep(move || observer.clone().tend(place.clone(), Arc::clone(&woken))));
+            Tasks { wake }
+        });
     }
 
     /// Looks at this queue no more.
     pub fn forget(&self, queue: &ObjectRef<JobQueue>) {
-        self.state().queues.remove(queue);
+        let mut state = self.state();
+        state.queues.remove(queue);
+        state.deaths.remove(queue);
     }
 
     /// Whether the queue's keys are known to be its own.
@@ -281,32 +449,53 @@ impl Observer {
         self.state().queues.get(queue).is_some_and(Watched::owns)
     }
 
-    /// What was seen last.
+    /// What is looked at.
+    pub fn target(&self, queue: &ObjectRef<JobQueue>) -> Option<Arc<Target>> {
+        self.state().queues.get(queue).map(|watched| Arc::clone(&watched.target))
+    }
+
+    /// What was seen last, with the figures that are worth telling: newer ones are told when it is their time, whatever
+    /// else there is to write, or each write would find something to write again.
     pub fn seen(&self, queue: &ObjectRef<JobQueue>) -> Option<Observation> {
-        self.state().queues.get(queue).and_then(|watched| watched.seen.clone())
+        let state = self.state();
+        let watched = state.queues.get(queue)?;
+        let mut seen = watched.seen.clone()?;
+        if let Some((told, _)) = &watched.told {
+            seen.figures = told.clone();
+        }
+        Some(seen)
     }
 
     /// Some processes are certainly dead: their jobs are given back at once.
     pub fn died(&self, death: Death) {
         let mut state = self.state();
-        let Some(watched) = state.queues.get_mut(&death.queue) else { return };
-        let connection = watched.target.connection.clone();
-        watched.deaths.push((death, Instant::now()));
-        if let Some(tasks) = state.tasks.get(&connection) {
+        state.deaths.retain(|_, deaths| deaths.iter().any(Mourned::is_open));
+        let connection = state.queues.get(&death.queue).map(|watched| watched.target.connection.clone());
+        let mourned = state.deaths.entry(death.queue.clone()).or_default();
+        if mourned.iter().any(|one| one.death == death && one.is_open()) {
+            return;
+        }
+        mourned.push(Mourned { death, since: Instant::now(), buried: None });
+        if let Some(tasks) = connection.and_then(|connection| state.tasks.get(&connection)) {
             tasks.wake.notify_one();
         }
     }
 
-    /// A wish was carried out, or could not be: `replicas` is how many workers are asked for now, if that is known.
-    pub fn carried_out(&self, queue: &ObjectRef<JobQueue>, replicas: Option<i32>) {
+    /// A wish came to its end, one way or another.
+    pub fn carried_out(&self, queue: &ObjectRef<JobQueue>, carried: Carried) {
+        let Carried { asked, scaled, failed } = carried;
         let mut state = self.state();
         let Some(watched) = state.queues.get_mut(queue) else { return };
         watched.busy = false;
-        if let Some(replicas) = replicas {
-            let mut target = Target::clone(&watched.target);
-            target.current = replicas;
-            watched.target = Arc::new(target);
+        watched.patience.note(failed, Instant::now());
+        if let Some(asked) = asked.filter(|asked| !asked.is_before(&watched.target.asked)) {
+            watched.target = Arc::new(Target { asked, ..Target::clone(&watched.target) });
         }
+        let (Some(decision), Some(seen)) = (scaled, watched.seen.as_mut()) else { return };
+        seen.decision = Some((decision, look::now_ms()));
+        watched.told = Some((seen.figures.clone(), Instant::now()));
+        drop(state);
+        self.tell(queue);
     }
 
     /// Every queue that was seen.
@@ -332,5 +521,37 @@ impl Observer {
         let state = self.state();
         let on = state.queues.iter().filter(|(_, watched)| watched.target.connection == connection);
         on.map(|(queue, watched)| (queue.clone(), Arc::clone(&watched.target))).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_could_not_be_done_is_wished_for_less_and_less_often() {
+        let (mut patience, now) = (Patience::default(), Instant::now());
+        assert!(!patience.is_waiting(now));
+        for wait in [1, 2, 4, 8, 16, 32, 60, 60] {
+            patience.note(true, now);
+            assert!(patience.is_waiting(now + Duration::from_millis(wait * 1000 - 1)), "{wait} s");
+            assert!(!patience.is_waiting(now + Duration::from_secs(wait)), "{wait} s");
+        }
+        patience.note(false, now);
+        assert!(!patience.is_waiting(now));
+    }
+
+    #[test]
+    fn no_queue_takes_the_time_of_those_it_shares_a_task_with() {
+        let patient = json!({ "pageDelay": "10m", "passBudget": "1h", "interval": "24h" });
+        let spec = json!({ "worker": { "reaper": patient } });
+        let queue = JobQueue::new("slow", serde_json::from_value(spec).unwrap());
+        let reaper = json!({ "page_delay": "10m", "pass_budget": "1h", "interval": "24h" });
+        let config = Config::from_value(json!({ "worker": { "reaper": reaper } })).unwrap().config;
+        let target = Target::new(&config, &queue, "c/n/slow/u".into(), Asked::default());
+        assert!(target.reaper.page_delay <= Duration::from_millis(100));
+        assert!(target.reaper.pass_budget <= INTERVAL && target.reap_interval <= INTERVAL);
     }
 }

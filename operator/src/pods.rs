@@ -1,7 +1,7 @@
 //! The worker pods of all queues: as much of each as anybody here needs to know, and not a byte more of thousands.
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use futures::channel::mpsc::UnboundedSender;
@@ -16,6 +16,11 @@ use serde::{Deserialize, Serialize};
 use crate::api::v1alpha1::JobQueue;
 use crate::controller::{MANAGED_BY, QUEUE_LABEL};
 use crate::rescue::{self, Death};
+
+/// For this long something may be learnt about pods that are gone; then the heartbeat has told it anyway.
+const MISSED: Duration = Duration::from_secs(900);
+/// An app that died longer ago than this needs no explanation any more.
+const RECENTLY_MS: u64 = 30_000;
 
 /// A worker pod.
 pub type Pod = Object<PodSpec, PodStatus>;
@@ -120,7 +125,18 @@ pub fn queue_of(pod: &Pod) -> ObjectRef<JobQueue> {
 
 /// All worker pods that are there.
 #[derive(Clone, Default)]
-pub struct Pods(Arc<Mutex<HashMap<ObjectRef<JobQueue>, Workers>>>);
+pub struct Pods(Arc<Mutex<Known>>);
+
+#[derive(Default)]
+struct Known {
+    queues: HashMap<ObjectRef<JobQueue>, Workers>,
+    /// The namespaces whose pods have all been listed once; `None`: all of them.
+    listed: HashSet<Option<String>>,
+    /// The nodes of which somebody has said that nothing runs there any more.
+    out_of_service: HashSet<String>,
+    /// Pods that are gone, and since when, of whose processes nobody could tell whether they live.
+    missing: HashMap<String, (Pod, Instant)>,
+}
 
 #[derive(Default)]
 struct Workers {
@@ -129,23 +145,64 @@ struct Workers {
 }
 
 impl Pods {
-    /// Those of one queue, and when the last of them came or went.
-    pub fn of(&self, queue: &ObjectRef<JobQueue>) -> (Vec<Pod>, Option<Instant>) {
-        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        all.get(queue)
-            .map_or((Vec::new(), None), |workers| (workers.pods.values().cloned().collect(), workers.changed))
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Those of one queue, and when the last of them came or went; nothing before all pods have been listed once.
+    pub fn of(&self, queue: &ObjectRef<JobQueue>) -> Option<(Vec<Pod>, Option<Instant>)> {
+        let known = self.known();
+        if !known.listed.contains(&None) && !known.listed.contains(&queue.namespace) {
+            return None;
+        }
+        let workers = known.queues.get(queue);
+        Some(workers.map_or((Vec::new(), None), |workers| {
+            (workers.pods.values().cloned().collect(), workers.changed)
+        }))
     }
 
     /// A pod by its uid.
     pub fn find(&self, queue: &ObjectRef<JobQueue>, uid: &str) -> Option<Pod> {
-        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        all.get(queue)?.pods.get(uid).cloned()
+        self.known().queues.get(queue)?.pods.get(uid).cloned()
+    }
+
+    /// Those that run on a node, or ran there when they went missing.
+    pub fn on_node(&self, node: &str) -> Vec<Pod> {
+        let known = self.known();
+        let there = known.queues.values().flat_map(|workers| workers.pods.values());
+        let all = there.chain(known.missing.values().map(|(pod, _)| pod));
+        all.filter(|pod| pod.spec.node_name.as_deref() == Some(node)).cloned().collect()
+    }
+
+    /// Notes whether a node is out of service: its pods may be heard of later than the node.
+    pub fn note_node(&self, node: &str, out_of_service: bool) {
+        let mut known = self.known();
+        if out_of_service {
+            known.out_of_service.insert(node.to_owned());
+        } else {
+            known.out_of_service.remove(node);
+        }
+    }
+
+    /// Tells of those on nodes that are out of service, when all pods have been listed.
+    fn tell_lost(&self, deaths: &UnboundedSender<Death>) {
+        let nodes = self.known().out_of_service.clone();
+        for node in nodes {
+            rescue::lost(self, &node, deaths);
+        }
+    }
+
+    /// Notes that nobody can tell whether the processes of a pod that is gone live: their node may.
+    pub fn miss(&self, pod: Pod) {
+        let mut known = self.known();
+        known.missing.retain(|_, (_, since)| since.elapsed() < MISSED);
+        known.missing.insert(pod.uid().unwrap_or_default(), (pod, Instant::now()));
     }
 
     /// Notes how a pod is; answers how it was.
     fn apply(&self, pod: Pod) -> Option<Pod> {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let workers = all.entry(queue_of(&pod)).or_default();
+        let mut known = self.known();
+        let workers = known.queues.entry(queue_of(&pod)).or_default();
         let earlier = workers.pods.insert(pod.uid().unwrap_or_default(), pod);
         if earlier.is_none() {
             workers.changed = Some(Instant::now());
@@ -155,20 +212,21 @@ impl Pods {
 
     /// Notes that a pod is gone.
     fn remove(&self, pod: &Pod) {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.known();
         let queue = queue_of(pod);
-        let Some(workers) = all.get_mut(&queue) else { return };
+        let Some(workers) = known.queues.get_mut(&queue) else { return };
         workers.pods.remove(&pod.uid().unwrap_or_default());
         workers.changed = Some(Instant::now());
         if workers.pods.is_empty() {
-            all.remove(&queue);
+            known.queues.remove(&queue);
         }
     }
 
     /// Those of a namespace, or all, but for these.
     fn others(&self, space: Option<&String>, seen: &HashSet<String>) -> Vec<Pod> {
-        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let here = all.iter().filter(|(queue, _)| space.is_none() || queue.namespace.as_ref() == space);
+        let known = self.known();
+        let here =
+            known.queues.iter().filter(|(queue, _)| space.is_none() || queue.namespace.as_ref() == space);
         let pods = here.flat_map(|(_, workers)| workers.pods.iter());
         pods.filter(|(uid, _)| !seen.contains(*uid)).map(|(_, pod)| pod.clone()).collect()
     }
@@ -189,26 +247,32 @@ pub async fn watch(client: Client, space: Option<String>, pods: Pods, deaths: Un
             Ok(Event::Init) => listed.clear(),
             Ok(Event::InitApply(pod)) => {
                 listed.insert(pod.uid().unwrap_or_default());
-                applied(&pods, pod, &deaths);
+                // Ends of apps that nobody was there to hear of would explain the next one.
+                let now_ms = u64::try_from(jiff::Timestamp::now().as_millisecond()).unwrap_or(0);
+                applied(&pods, pod, &deaths, now_ms.saturating_sub(RECENTLY_MS));
             }
             // Who was there before the list and is not in it went while nobody looked.
             Ok(Event::InitDone) => {
                 for pod in pods.others(space.as_ref(), &listed) {
                     removed(&client, &pods, &pod, &deaths);
                 }
+                pods.known().listed.insert(space.clone());
+                pods.tell_lost(&deaths);
             }
-            Ok(Event::Apply(pod)) => applied(&pods, pod, &deaths),
+            Ok(Event::Apply(pod)) => applied(&pods, pod, &deaths, 0),
             Ok(Event::Delete(pod)) => removed(&client, &pods, &pod, &deaths),
             Err(error) => tracing::debug!(error = %error, "Could not watch the worker pods"),
         }
     }
 }
 
-fn applied(pods: &Pods, mut pod: Pod, deaths: &UnboundedSender<Death>) {
+/// Notes how a pod is, and tells what it says of deaths: of apps only since this moment.
+fn applied(pods: &Pods, mut pod: Pod, deaths: &UnboundedSender<Death>, apps_since_ms: u64) {
     pod.metadata.managed_fields = None;
     let now = rescue::deaths(&pod);
     let earlier = pods.apply(pod).map(|earlier| rescue::deaths(&earlier)).unwrap_or_default();
-    for death in now.into_iter().filter(|death| !earlier.contains(death)) {
+    let is_new = |death: &Death| !earlier.contains(death) && (!death.app || death.before_ms >= apps_since_ms);
+    for death in now.into_iter().filter(is_new) {
         // Whoever listened is gone only when the process ends.
         let _ = deaths.unbounded_send(death);
     }
@@ -216,5 +280,71 @@ fn applied(pods: &Pods, mut pod: Pod, deaths: &UnboundedSender<Death>) {
 
 fn removed(client: &Client, pods: &Pods, pod: &Pod, deaths: &UnboundedSender<Death>) {
     pods.remove(pod);
-    tokio::spawn(rescue::removed(client.clone(), pod.clone(), deaths.clone()));
+    tokio::spawn(rescue::removed(client.clone(), pods.clone(), pod.clone(), deaths.clone()));
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::channel::mpsc::unbounded;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// A worker pod of the queue q on a node.
+    fn pod(uid: &str, node: &str, status: &Value) -> Pod {
+        let pod = json!({
+            "metadata": { "name": uid, "namespace": "n", "uid": uid, "labels": { "jobqueue.dev/queue": "q" } },
+            "spec": { "nodeName": node }, "status": status,
+        });
+        serde_json::from_value(pod).unwrap()
+    }
+
+    #[test]
+    fn nobody_is_known_before_all_were_listed() {
+        let (pods, queue) = (Pods::default(), ObjectRef::new("q").within("n"));
+        pods.apply(pod("a", "one", &json!({})));
+        assert!(pods.of(&queue).is_none(), "there may be others");
+        pods.known().listed.insert(Some("elsewhere".into()));
+        assert!(pods.of(&queue).is_none());
+        pods.known().listed.insert(Some("n".into()));
+        assert_eq!(pods.of(&queue).unwrap().0.len(), 1);
+    }
+
+    #[test]
+    fn a_node_has_lost_also_those_that_were_missing() {
+        let pods = Pods::default();
+        pods.apply(pod("a", "one", &json!({})));
+        pods.apply(pod("b", "two", &json!({})));
+        pods.miss(pod("c", "one", &json!({})));
+        let mut lost: Vec<String> = pods.on_node("one").iter().map(ResourceExt::name_any).collect();
+        lost.sort();
+        assert_eq!(lost, ["a", "c"]);
+    }
+
+    #[test]
+    fn a_node_that_was_heard_of_before_its_pods_has_lost_them_too() {
+        let (pods, (to, mut deaths)) = (Pods::default(), unbounded());
+        pods.note_node("one", true);
+        pods.note_node("two", true);
+        pods.note_node("two", false);
+        pods.apply(pod("a", "one", &json!({})));
+        pods.apply(pod("b", "two", &json!({})));
+        pods.tell_lost(&to);
+        let told: Vec<_> = std::iter::from_fn(|| deaths.try_recv().ok()).collect();
+        assert_eq!(
+            told.iter().map(|death| (death.pod_uid.as_str(), death.cause)).collect::<Vec<_>>(),
+            [("a", "node-lost")]
+        );
+    }
+
+    #[test]
+    fn of_ends_of_apps_before_anybody_listened_only_recent_ones_are_told() {
+        let ended = json!({ "phase": "Running", "initContainerStatuses": [{ "name": "app", "restartCount": 1,
+            "lastState": { "terminated": { "reason": "OOMKilled", "finishedAt": "2026-11-16T10:00:10Z" } } }] });
+        for (since, told) in [(0, 1), (1_900_000_000_000, 0)] {
+            let (to, mut deaths) = unbounded();
+            applied(&Pods::default(), pod("a", "one", &ended), &to, since);
+            assert_eq!(std::iter::from_fn(|| deaths.try_recv().ok()).count(), told);
+        }
+    }
 }

@@ -4,17 +4,18 @@ use std::time::Duration;
 
 use futures::channel::mpsc::UnboundedSender;
 use jobqueue::outcome::OUT_OF_MEMORY;
-use kube::api::{ApiResource, DynamicObject};
-use kube::core::GroupVersionKind;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Client, ResourceExt};
-use serde_json::Value;
 
 use crate::api::v1alpha1::JobQueue;
-use crate::pods::{ContainerState, ContainerStatus, Pod, Terminated, queue_of, resource};
+use crate::nodes::{self, Node};
+use crate::pods::{ContainerState, ContainerStatus, Pod, Pods, Terminated, queue_of, resource};
 
 /// A kubelet that is well has stopped a pod's containers this long after the pod was removed by force.
 const KUBELET: Duration = Duration::from_secs(2);
+/// How long to wait between questions that are not answered.
+const WAITS: &[Duration] =
+    &[Duration::from_secs(1), Duration::from_secs(2), Duration::from_secs(5), Duration::from_secs(20)];
 
 /// Processes that are certainly dead.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -93,8 +94,8 @@ fn cause(pod: &Pod, ended: &Terminated) -> &'static str {
 }
 
 /// Whether the processes of a pod that is gone are certainly dead: as its last status said, or as its node lets us
-/// conclude.
-pub async fn removed(client: Client, pod: Pod, deaths: UnboundedSender<Death>) {
+/// conclude. If neither, the pod is missed: its node may be declared lost later.
+pub async fn removed(client: Client, pods: Pods, pod: Pod, deaths: UnboundedSender<Death>) {
     let status = pod.status.clone().unwrap_or_default();
     let over = matches!(status.phase.as_str(), "Failed" | "Succeeded");
     let worker = status.container_statuses.iter().find(|one| one.name == "worker");
@@ -108,48 +109,70 @@ pub async fn removed(client: Client, pod: Pod, deaths: UnboundedSender<Death>) {
     } else {
         tokio::time::sleep(KUBELET).await;
         match confirm(&client, &pod).await {
-            Some(cause) => cause,
-            None => return,
+            Fate::Dead(cause) => cause,
+            Fate::There => return,
+            Fate::Unknown => return pods.miss(pod),
         }
     };
     let cause = if cause == "crashed" { "deleted" } else { cause };
     let _ = deaths.unbounded_send(death(&pod, u64::MAX, cause, false));
 }
 
+/// All processes on a node that is lost are dead.
+pub fn lost(pods: &Pods, node: &str, deaths: &UnboundedSender<Death>) {
+    for pod in pods.on_node(node) {
+        let _ = deaths.unbounded_send(death(&pod, u64::MAX, "node-lost", false));
+    }
+}
+
+/// What became of a pod that a watch says is gone.
+enum Fate {
+    /// Its processes are certainly dead.
+    Dead(&'static str),
+    /// It is there: the watch has missed something.
+    There,
+    /// Nobody can tell.
+    Unknown,
+}
+
 /// Asks for the pod, which a watch may have missed, and for its node.
-async fn confirm(client: &Client, pod: &Pod) -> Option<&'static str> {
+async fn confirm(client: &Client, pod: &Pod) -> Fate {
+    for wait in WAITS {
+        match fate(client, pod).await {
+            Ok(fate) => return fate,
+            // Without the right to ask (namespaced mode) nothing is certain.
+            Err(kube::Error::Api(status)) if status.is_forbidden() => return Fate::Unknown,
+            Err(error) => tracing::debug!(error = %error, "Could not ask for a pod that is gone"),
+        }
+        tokio::time::sleep(*wait).await;
+    }
+    Fate::Unknown
+}
+
+async fn fate(client: &Client, pod: &Pod) -> Result<Fate, kube::Error> {
     let api: Api<Pod> =
         Api::namespaced_with(client.clone(), &pod.namespace().unwrap_or_default(), &resource());
-    match api.get_opt(&pod.name_any()).await {
-        Ok(found) if found.as_ref().is_some_and(|found| found.uid() == pod.uid()) => return None,
-        Err(error) => {
-            tracing::debug!(error = %error, "Could not ask for a pod that is gone");
-            return None;
-        }
-        Ok(_) => {}
+    let found = api.get_metadata_opt(&pod.name_any()).await?;
+    if found.is_some_and(|found| found.uid() == pod.uid()) {
+        return Ok(Fate::There);
     }
-    let kind = ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk("", "v1", "Node"), "nodes");
-    let nodes: Api<DynamicObject> = Api::all_with(client.clone(), &kind);
-    // Without the right to ask (namespaced mode) nothing is certain.
-    let node = nodes.get_opt(pod.spec.node_name.as_deref()?).await.ok()?;
-    of_node(node.and_then(|node| serde_json::to_value(node).ok()).as_ref())
+    let Some(node) = &pod.spec.node_name else { return Ok(Fate::Unknown) };
+    let node = Api::<Node>::all_with(client.clone(), &nodes::resource()).get_opt(node).await?;
+    Ok(of_node(node.as_ref()).map_or(Fate::Unknown, Fate::Dead))
 }
 
 /// What a node says about the processes of a pod that was removed while it ran. Pure.
-fn of_node(node: Option<&Value>) -> Option<&'static str> {
-    let Some(node) = node else { return Some("node-lost") };
-    let taints = node["spec"]["taints"].as_array().cloned().unwrap_or_default();
-    if taints.iter().any(|taint| taint["key"] == "node.kubernetes.io/out-of-service") {
-        return Some("node-lost");
+fn of_node(node: Option<&Node>) -> Option<&'static str> {
+    match node {
+        None => Some("node-lost"),
+        Some(node) if nodes::is_out_of_service(node) => Some("node-lost"),
+        Some(node) => nodes::is_ready(node).then_some("deleted"),
     }
-    let conditions = node["status"]["conditions"].as_array().cloned().unwrap_or_default();
-    let ready = conditions.iter().any(|one| one["type"] == "Ready" && one["status"] == "True");
-    ready.then_some("deleted")
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 
@@ -224,7 +247,11 @@ mod tests {
 
     #[test]
     fn a_pod_removed_while_it_ran_is_dead_only_on_a_node_that_is_well_or_gone_for_good() {
-        let node = |ready: &str, taint: &str| json!({ "spec": { "taints": [{ "key": taint }] }, "status": { "conditions": [{ "type": "Ready", "status": ready }] } });
+        let node = |ready: &str, taint: &str| -> Node {
+            let node = json!({ "metadata": { "name": "one" }, "spec": { "taints": [{ "key": taint }] },
+                "status": { "conditions": [{ "type": "Ready", "status": ready }] } });
+            serde_json::from_value(node).unwrap()
+        };
         assert_eq!(of_node(Some(&node("True", ""))), Some("deleted"));
         assert_eq!(
             of_node(Some(&node("Unknown", "node.kubernetes.io/unreachable"))),

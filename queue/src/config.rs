@@ -5,6 +5,7 @@
 //! in it is the one that is used. The doc comments of the fields are the reference in
 //! `docs/configuration.md`, so they speak to the person who operates the queue.
 mod accepted;
+mod async_jobs;
 mod duration;
 mod keys;
 mod load;
@@ -21,6 +22,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+pub use async_jobs::{AsyncJobs, TypeHandler};
 pub use duration::{Duration, NotADuration};
 pub use load::{Loaded, environment};
 pub use problem::{Note, Problem, Problems};
@@ -56,6 +58,9 @@ pub struct Config {
     pub api: Api,
     /// What only the `sidekiq` protocol reads.
     pub sidekiq: Sidekiq,
+    /// What only the `async` protocol reads.
+    #[serde(rename = "async")]
+    pub async_jobs: AsyncJobs,
 }
 
 impl Default for Config {
@@ -71,6 +76,7 @@ impl Default for Config {
             observability: Observability::default(),
             api: Api::default(),
             sidekiq: Sidekiq::default(),
+            async_jobs: AsyncJobs::default(),
         }
     }
 }
@@ -308,10 +314,26 @@ pub struct Api {
     /// The largest request body in bytes.
     #[schemars(range(min = 1, max = 536_870_912))]
     pub body_limit: u64,
-    /// A file with the accepted bearer tokens, one a line. Empty: no authentication.
+    /// How deep a request body may nest.
+    #[schemars(range(min = 1, max = 99))]
+    pub depth_limit: u32,
+    /// A file with the accepted bearer tokens, one a line, read again when it changes. Empty: no authentication.
     pub token_file: String,
     /// How long a finished job can be read.
     pub result_ttl: Duration,
+    /// The longest that `GET /jobs/{id}?wait=` waits.
+    pub max_wait: Duration,
+    /// How long Redis may take before a request is answered with 503.
+    pub redis_timeout: Duration,
+    /// How long the head of a request may take to arrive.
+    pub header_timeout: Duration,
+    /// How long the body of a request may take to arrive.
+    pub body_timeout: Duration,
+    /// Connections that are open at once; others wait to be accepted.
+    #[schemars(range(min = 1, max = 100_000))]
+    pub max_connections: u32,
+    /// How long new requests are still taken after SIGTERM, while load balancers learn that this process goes.
+    pub drain_delay: Duration,
 }
 
 impl Default for Api {
@@ -319,8 +341,15 @@ impl Default for Api {
         Self {
             port: 8080,
             body_limit: 1_048_576,
+            depth_limit: 64,
             token_file: String::new(),
             result_ttl: Duration::from_secs(24 * 60 * 60),
+            max_wait: Duration::from_secs(60),
+            redis_timeout: Duration::from_millis(1500),
+            header_timeout: Duration::from_secs(10),
+            body_timeout: Duration::from_secs(30),
+            max_connections: 1024,
+            drain_delay: Duration::ZERO,
         }
     }
 }

@@ -1,11 +1,12 @@
 //! How a connection to Redis is made: one dialer for every kind (TCP, TLS, unix socket, Sentinel, Cluster).
 //! A connection always leads to one node: behind Sentinel the master, in a Cluster the owner of one shard's
 //! slot. When that changes (MOVED, READONLY) the connection is dropped and the next one is resolved anew.
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::StreamExt as _;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Cmd, ProtocolVersion, RedisConnectionInfo, Value};
 use rustls::pki_types::pem::PemObject;
@@ -13,6 +14,14 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::timeout;
+
+mod guides;
+mod meter;
+mod reach;
+
+use guides::Guides;
+use meter::Metered;
+pub use reach::{Bounds, Reach};
 
 /// The oldest Redis whose commands we use (`LMOVE`, `RPOP` with a count, `LPOS`).
 pub const OLDEST_REDIS: (u64, u64) = (6, 2);
@@ -77,37 +86,6 @@ impl Pem {
 impl std::fmt::Debug for Pem {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}", self.path().display())
-    }
-}
-
-/// Which addresses may be dialled: also those that a Sentinel or a Cluster node names, and whatever a name resolves to at
-/// that moment.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub enum Reach {
-    /// All.
-    #[default]
-    Any,
-    /// Those of other machines, but for these: for a process that dials what others tell it to.
-    Elsewhere(Vec<IpAddr>),
-}
-
-impl Reach {
-    /// Why an address may not be dialled.
-    fn refusal(&self, address: IpAddr) -> Option<&'static str> {
-        let Self::Elsewhere(forbidden) = self else { return None };
-        let address = address.to_canonical();
-        let link_local = match address {
-            IpAddr::V4(address) => address.is_link_local(),
-            IpAddr::V6(address) => address.is_unicast_link_local(),
-        };
-        match address {
-            _ if address.is_loopback() || address.is_unspecified() => {
-                Some("a loopback address is not allowed here")
-            }
-            _ if link_local || address.is_multicast() => Some("a link-local address is not allowed here"),
-            _ if forbidden.contains(&address) => Some("this address is not allowed here"),
-            _ => None,
-        }
     }
 }
 
@@ -215,6 +193,8 @@ pub struct Connection {
     pub redis: MultiplexedConnection,
     /// Redis' number for it, for `CLIENT UNBLOCK`.
     pub client_id: Option<i64>,
+    /// The node it leads to.
+    address: String,
     driver: tokio::task::JoinHandle<()>,
 }
 
@@ -232,12 +212,17 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 #[derive(Clone)]
 pub struct Connector {
     settings: Arc<Settings>,
+    guides: Arc<Guides>,
 }
 
 impl Connector {
     /// A connector with these settings.
     pub fn new(settings: Settings) -> Self {
-        Self { settings: Arc::new(settings) }
+        let configured = match &settings.address {
+            Address::Tcp(_) | Address::Unix(_) => &[][..],
+            Address::Sentinel { addrs, .. } | Address::Cluster(addrs) => addrs,
+        };
+        Self { guides: Arc::new(Guides::new(configured)), settings: Arc::new(settings) }
     }
 
     /// The settings.
@@ -252,14 +237,40 @@ impl Connector {
         match &self.settings.address {
             Address::Tcp(addr) => timeout(bound, self.open(addr, reply_timeout, true)).await,
             Address::Unix(path) => timeout(bound, self.open_unix(path, reply_timeout)).await,
-            Address::Sentinel { master, addrs } => {
-                timeout(bound * 2, self.open_master(master, addrs, reply_timeout)).await
+            Address::Sentinel { master, .. } => {
+                timeout(bound * 2, self.open_master(master, reply_timeout)).await
             }
-            Address::Cluster(addrs) => {
-                timeout(bound * 2, self.open_owner(slot_key, addrs, reply_timeout)).await
-            }
+            Address::Cluster(_) => timeout(bound * 2, self.open_owner(slot_key, reply_timeout)).await,
         }
         .unwrap_or_else(|_| Err(unreachable(self.describe())))
+    }
+
+    /// What is published on a channel, told by the node that holds `slot_key`; ends when that connection does.
+    pub async fn subscribe(
+        &self,
+        slot_key: &str,
+        channel: &str,
+    ) -> Result<futures::stream::BoxStream<'static, Vec<u8>>, ConnectError> {
+        // An ordinary connection first: it finds the node and knows whether that is one to talk to.
+        let node = self.connect(slot_key, self.settings.read_timeout).await?;
+        let address = &node.address;
+        let listening = async {
+            let mut stream: Box<dyn Stream> = match &self.settings.address {
+                Address::Unix(path) => {
+                    Box::new(UnixStream::connect(path).await.map_err(|error| unreachable(address, &error))?)
+                }
+                _ => self.dial(address).await?,
+            };
+            ping(&mut stream, address).await?;
+            let events = redis::aio::PubSub::new(&self.login()?, stream).await;
+            let mut events = events.map_err(|error| refused(address, &error))?;
+            events.subscribe(channel).await.map_err(|error| refused(address, &error))?;
+            let told = events.into_on_message().map(|message| message.get_payload_bytes().to_vec());
+            Ok::<_, ConnectError>(told.boxed())
+        };
+        timeout(self.settings.dial_timeout, listening)
+            .await
+            .unwrap_or_else(|_| Err(unreachable(address, &"timed out")))
     }
 
     /// Where Redis is, for messages.
@@ -272,25 +283,21 @@ impl Connector {
         }
     }
 
-    async fn open_master(
-        &self,
-        master: &str,
-        addrs: &[String],
-        reply: Duration,
-    ) -> Result<Connection, ConnectError> {
+    async fn open_master(&self, master: &str, reply: Duration) -> Result<Connection, ConnectError> {
+        let mut ask = Cmd::new();
+        ask.arg("SENTINEL").arg("get-master-addr-by-name").arg(master);
         let mut reason = String::from("no sentinel configured");
-        for addr in addrs {
-            let asked = async {
-                let mut sentinel = self.open_sentinel(addr, reply).await?;
-                let mut ask = Cmd::new();
-                ask.arg("SENTINEL").arg("get-master-addr-by-name").arg(master);
-                ask.query_async::<Option<(String, u16)>>(&mut sentinel.redis)
-                    .await
-                    .map_err(|error| unreachable(addr, &error))
-            };
+        for addr in self.guides.all() {
+            let asked = self.ask(&addr, self.open_sentinel(&addr, reply), &ask);
             match asked.await {
-                Ok(Some((host, port))) => return self.open(&format!("{host}:{port}"), reply, true).await,
-                Ok(None) => reason = format!("sentinel {addr} knows no master {master}"),
+                Ok(answer) => match redis::from_redis_value::<Option<(String, u16)>>(answer) {
+                    Ok(Some((host, port))) => {
+                        self.guides.answered(&addr, []);
+                        return self.open(&format!("{host}:{port}"), reply, true).await;
+                    }
+                    Ok(None) => reason = format!("sentinel {addr} knows no master {master}"),
+                    Err(error) => reason = format!("sentinel {addr}: {error}"),
+                },
                 Err(ConnectError::Credentials { address }) => {
                     reason = format!(
                         "sentinel {address} refused the credentials: check redis.sentinel.username and \
@@ -303,32 +310,41 @@ impl Connector {
         Err(ConnectError::Unreachable { address: self.describe(), reason })
     }
 
-    async fn open_owner(
-        &self,
-        slot_key: &str,
-        addrs: &[String],
-        reply: Duration,
-    ) -> Result<Connection, ConnectError> {
-        let slot = slot_of(slot_key);
+    async fn open_owner(&self, slot_key: &str, reply: Duration) -> Result<Connection, ConnectError> {
+        let slot = guides::slot_of(slot_key);
+        let mut ask = Cmd::new();
+        ask.arg("CLUSTER").arg("SLOTS");
         let mut reason = String::from("no node configured");
-        for addr in addrs {
-            let asked = async {
-                let mut node = self.open(addr, reply, false).await?;
-                let mut ask = Cmd::new();
-                ask.arg("CLUSTER").arg("SLOTS");
-                ask.query_async::<Vec<Value>>(&mut node.redis)
-                    .await
-                    .map_err(|error| unreachable(addr, &error))
-            };
-            match asked.await {
-                Ok(slots) => match owner(&slots, slot, addr) {
-                    Some(owner) => return self.open(&owner, reply, true).await,
-                    None => reason = format!("slot {slot} has no owner"),
-                },
+        for addr in self.guides.all() {
+            match self.ask(&addr, self.open(&addr, reply, false), &ask).await {
+                Ok(Value::Array(slots)) => {
+                    self.guides.answered(&addr, guides::nodes(&slots, &addr));
+                    match guides::owner(&slots, slot, &addr) {
+                        Some(owner) => return self.open(&owner, reply, true).await,
+                        None => reason = format!("slot {slot} has no owner"),
+                    }
+                }
+                Ok(_) => reason = format!("{addr} does not know its cluster"),
                 Err(error) => reason = error.to_string(),
             }
         }
         Err(ConnectError::Unreachable { address: self.describe(), reason })
+    }
+
+    /// Asks one of several for the way. It has half of the time for that: the next may know it.
+    async fn ask(
+        &self,
+        addr: &str,
+        opening: impl Future<Output = Result<Connection, ConnectError>>,
+        question: &Cmd,
+    ) -> Result<Value, ConnectError> {
+        self.guides.asked(addr);
+        let asked = async {
+            let mut guide = opening.await?;
+            question.query_async::<Value>(&mut guide.redis).await.map_err(|error| unreachable(addr, &error))
+        };
+        let asked = timeout(self.settings.dial_timeout / 2, asked).await;
+        asked.unwrap_or_else(|_| Err(unreachable(addr, &"timed out")))
     }
 
     async fn open(&self, addr: &str, reply: Duration, master_only: bool) -> Result<Connection, ConnectError> {
@@ -352,6 +368,9 @@ impl Connector {
 
     async fn open_unix(&self, path: &std::path::Path, reply: Duration) -> Result<Connection, ConnectError> {
         let address = path.display().to_string();
+        if let Some(refusal) = self.settings.reach.refusal_of_socket() {
+            return Err(unreachable(&address, &refusal));
+        }
         let stream = UnixStream::connect(path).await.map_err(|error| unreachable(&address, &error))?;
         self.greet(Box::new(stream), &address, reply, true, &self.login()?).await
     }
@@ -397,13 +416,17 @@ impl Connector {
         who: &RedisConnectionInfo,
     ) -> Result<Connection, ConnectError> {
         ping(&mut stream, address).await?;
+        if let Some(most) = self.settings.reach.largest_reply() {
+            stream = Box::new(Metered::new(stream, most));
+        }
         let config =
             AsyncConnectionConfig::new().set_response_timeout(Some(reply)).set_connection_timeout(None);
         let (mut redis, driver) = MultiplexedConnection::new_with_config(who, stream, config)
             .await
             .map_err(|error| refused(address, &error))?;
         let driver = tokio::spawn(driver);
-        let mut connection = Connection { redis: redis.clone(), client_id: None, driver };
+        let mut connection =
+            Connection { redis: redis.clone(), client_id: None, address: address.to_owned(), driver };
         let mut hello = Cmd::new();
         hello.arg("HELLO");
         match hello.query_async::<Value>(&mut redis).await {
@@ -583,65 +606,9 @@ fn pairs(value: &Value) -> Vec<(String, String)> {
     }
 }
 
-/// The hash slot of a key: CRC16 of its tag, if it has one, modulo 16384.
-fn slot_of(key: &str) -> u16 {
-    let tag = key
-        .split_once('{')
-        .and_then(|(_, rest)| rest.split_once('}'))
-        .map_or(key, |(tag, _)| if tag.is_empty() { key } else { tag });
-    crc16::State::<crc16::XMODEM>::calculate(tag.as_bytes()) % 16384
-}
-
-/// The master of a slot in an answer to `CLUSTER SLOTS`; an empty host means the node that was asked.
-fn owner(slots: &[Value], slot: u16, asked: &str) -> Option<String> {
-    slots.iter().find_map(|range| {
-        let Value::Array(parts) = range else { return None };
-        let [Value::Int(first), Value::Int(last), Value::Array(master), ..] = parts.as_slice() else {
-            return None;
-        };
-        if !(*first..=*last).contains(&i64::from(slot)) {
-            return None;
-        }
-        let host = text(master.first()?);
-        let port = text(master.get(1)?);
-        let asked_host = asked.rsplit_once(':').map_or(asked, |(host, _)| host);
-        Some(format!("{}:{port}", if host.is_empty() { asked_host } else { &host }))
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn only_other_machines_are_reached_when_others_say_where_to_dial() {
-        let reach = Reach::Elsewhere(vec!["10.96.0.1".parse().unwrap()]);
-        for refused in [
-            "127.0.0.1",
-            "127.8.8.8",
-            "::1",
-            "0.0.0.0",
-            "169.254.169.254",
-            "fe80::1",
-            "::ffff:127.0.0.1",
-            "10.96.0.1",
-            "224.0.0.1",
-        ] {
-            assert!(reach.refusal(refused.parse().unwrap()).is_some(), "{refused}");
-        }
-        for allowed in ["10.96.0.2", "192.168.1.1", "2001:db8::1"] {
-            assert_eq!(reach.refusal(allowed.parse().unwrap()), None, "{allowed}");
-        }
-        assert_eq!(Reach::Any.refusal("127.0.0.1".parse().unwrap()), None);
-    }
-
-    #[test]
-    fn a_key_has_the_slot_of_its_hash_tag() {
-        assert_eq!(slot_of("123456789"), 12739, "the published check value of the CRC");
-        assert_eq!(slot_of("{jobqueue:1}:lanes"), slot_of("{jobqueue:1}:high_priority"));
-        assert_ne!(slot_of("{jobqueue:1}:lanes"), slot_of("{jobqueue:2}:lanes"));
-        assert_eq!(slot_of("{}a"), slot_of("{}a"), "an empty tag is no tag");
-    }
 
     #[test]
     fn redis_older_than_6_2_is_refused() {

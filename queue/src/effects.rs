@@ -37,7 +37,7 @@ impl Side {
     }
 }
 
-/// One change in Redis. `Push`, `Delay`, `Score` and `Set` place the job; the others only tidy.
+/// One change in Redis. `Push`, `Delay`, `Score`, `Set` and `Swap` place the job; the others only tidy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Effect {
     /// Put bytes at one end of a list.
@@ -76,6 +76,55 @@ pub enum Effect {
         /// Milliseconds to live; for ever when `None`.
         ttl_ms: Option<u64>,
     },
+    /// Write a string that must still be what was read: else nothing of the decision takes place, and it has to be
+    /// made again. Any time to live is taken off.
+    Swap {
+        /// The key.
+        key: String,
+        /// What it must hold.
+        from: Bytes,
+        /// What it holds then.
+        to: Bytes,
+    },
+    /// Let a key live for so long, or for ever when `None`.
+    Expire {
+        /// The key.
+        key: String,
+        /// Milliseconds.
+        ttl_ms: Option<u64>,
+        /// While this key is there, nothing changes.
+        unless: Option<String>,
+    },
+    /// List a name in a sorted set that only helps to find it.
+    Index {
+        /// The sorted set.
+        key: String,
+        /// Milliseconds since the epoch.
+        at_ms: u64,
+        /// The name.
+        member: String,
+    },
+    /// Take a name out of such a set.
+    Unindex {
+        /// The sorted set.
+        key: String,
+        /// The name.
+        member: String,
+    },
+    /// Take some names that are older than this out of such a set, not more than a page of them.
+    TrimIndex {
+        /// The sorted set.
+        key: String,
+        /// Milliseconds since the epoch.
+        before_ms: u64,
+    },
+    /// Tell whoever listens.
+    Publish {
+        /// Where.
+        channel: String,
+        /// What.
+        message: String,
+    },
     /// Keep the newest `max` entries of a list that is pushed at the left.
     Trim {
         /// The list.
@@ -101,6 +150,25 @@ pub enum Effect {
     },
 }
 
+impl Effect {
+    /// About how many bytes it takes to say: those of a job; keys and names are few.
+    pub fn size(&self) -> usize {
+        match self {
+            Self::Push { bytes, .. } | Self::Set { bytes, .. } => bytes.len(),
+            Self::Delay { member, .. } | Self::Score { member, .. } => member.len(),
+            Self::Swap { from, to, .. } => from.len() + to.len(),
+            Self::Expire { .. }
+            | Self::Index { .. }
+            | Self::Unindex { .. }
+            | Self::TrimIndex { .. }
+            | Self::Publish { .. }
+            | Self::Trim { .. }
+            | Self::TrimSet { .. }
+            | Self::Add { .. } => 0,
+        }
+    }
+}
+
 /// Where a job went, for metrics and logs: decided together with the effects, reported once they took place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
@@ -112,10 +180,24 @@ pub enum Verdict {
     Dead(crate::outcome::Reason),
     /// Forgotten on its own wish.
     Discarded,
+    /// Failed for good, and kept nowhere.
+    GivenUp,
     /// Back at the consuming end of its queue, uncounted.
     Released,
     /// Among the suspects of its queue: its process died while it held the job.
     Suspected,
+    /// The queue named it, but it is not to be run: cancelled, or named twice.
+    Dropped,
+}
+
+impl Verdict {
+    /// Of a job that asked to be forgotten: one that did so because it failed counts as failed.
+    pub const fn of_discard(failure: Option<&crate::outcome::Failure>) -> Self {
+        match failure {
+            Some(_) => Self::GivenUp,
+            None => Self::Discarded,
+        }
+    }
 }
 
 /// What becomes of a job.

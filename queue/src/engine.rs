@@ -8,6 +8,7 @@ use crate::config::{Config, Protocol as Format, Redis, SidekiqPromote, SidekiqRe
 use crate::connect::{Address, Connector, Pem, Reach, Settings, Tls};
 use crate::keys::{Keys, Naming};
 use crate::protocol::Protocol;
+use crate::protocol::async_jobs::{AsyncJobs, Status};
 use crate::protocol::files::Files;
 use crate::protocol::sidekiq::Sidekiq;
 use crate::protocol::sidekiq::names::Names;
@@ -39,6 +40,7 @@ impl Engine {
     pub fn new(config: &Config) -> Self {
         let worker = &config.worker;
         let sidekiq = config.protocol == Format::Sidekiq;
+        let by_name = config.protocol == Format::Async;
         let names = Names::new(&config.sidekiq.namespace);
         let naming = Naming {
             prefix: config.prefix().to_owned(),
@@ -50,9 +52,14 @@ impl Engine {
             delayed_pattern: worker.delayed_set_pattern.clone(),
             // Sidekiq's lists are not ours: what we keep beside them has names of its own.
             suspects_pattern: sidekiq.then(|| format!("{}:suspects:%s", config.prefix())),
-            completed: worker.completed_list.clone(),
+            completed: if by_name {
+                format!("{}:index:{}", config.prefix(), Status::Completed.as_str())
+            } else {
+                worker.completed_list.clone()
+            },
             dead_letters: if sidekiq { names.dead() } else { worker.dead_letter_list.clone() },
             dead_letters_sorted: sidekiq,
+            by_name,
             shards: u16::try_from(worker.shards).unwrap_or(u16::MAX),
             cluster: config.redis.cluster,
         };
@@ -63,9 +70,9 @@ impl Engine {
             queues: naming.queues.iter().map(|(name, _)| name.clone()).collect(),
             naming,
             completed_max: match config.protocol {
-                // Sidekiq keeps no list of what is done.
-                Format::Sidekiq => Some(0),
-                Format::Files | Format::Async => kept(worker.completed_max),
+                // Sidekiq keeps no list of what is done; of a job over HTTP its own JSON says so.
+                Format::Sidekiq | Format::Async => Some(0),
+                Format::Files => kept(worker.completed_max),
             },
             ttl: worker.heartbeat_ttl.get(),
         }
@@ -92,8 +99,7 @@ fn protocol(config: &Config) -> Arc<dyn Protocol> {
     let worker = &config.worker;
     let max_payload_bytes = usize::try_from(worker.max_payload_bytes).unwrap_or(usize::MAX);
     match config.protocol {
-        // `async` is refused before an engine is made.
-        Format::Files | Format::Async => Arc::new(Files {
+        Format::Files => Arc::new(Files {
             max_retries: worker.max_retries,
             backoff_base: worker.backoff.base.get(),
             backoff_max: worker.backoff.max.get(),
@@ -116,6 +122,15 @@ fn protocol(config: &Config) -> Arc<dyn Protocol> {
             dead_max: kept(worker.dead_letter_max),
             promotes: config.sidekiq.promote == SidekiqPromote::All,
         }),
+        Format::Async => Arc::new(AsyncJobs {
+            max_retries: worker.max_retries,
+            backoff_base: worker.backoff.base.get(),
+            backoff_max: worker.backoff.max.get(),
+            max_interruptions: worker.max_interruptions,
+            max_payload_bytes,
+            dead_letter_max: kept(worker.dead_letter_max),
+            result_ttl: config.api.result_ttl.get(),
+        }),
     }
 }
 
@@ -132,7 +147,9 @@ pub fn reaper_settings(config: &Config) -> reaper::Settings {
         park_timeout: config.worker.brpoplpush_timeout.get(),
         page_delay: reaper.page_delay.get(),
         scan_count: reaper.scan_count as usize,
+        scan_pages: usize::MAX,
         pass_budget: reaper.pass_budget.get(),
+        cause_wait: Duration::ZERO,
     }
 }
 

@@ -4,6 +4,8 @@ use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use crate::outcome::Reason;
+
 /// The name of the field that holds how often a process died while it held this job, since an attempt
 /// last ended by itself. Not the same as interruptions: it only says how carefully to run it.
 pub const DEATHS: &str = "deaths";
@@ -61,6 +63,9 @@ pub struct Fields {
     /// The key of the queue it was first pushed to.
     #[serde(default)]
     pub origin_queue: String,
+    /// What kind of job it is, where the protocol knows kinds: it chooses the handler.
+    #[serde(skip)]
+    pub kind: String,
 }
 
 /// Why bytes are not a job.
@@ -77,6 +82,33 @@ pub enum NotAJob {
     /// Not JSON, a field of the wrong type, nested too deep. The message quotes no data.
     #[error("not a job: {0}")]
     Malformed(String),
+    /// Its queue names it, but there is no such job.
+    #[error("no data: the queue names a job that does not exist, or does not exist any more")]
+    NoData,
+}
+
+impl NotAJob {
+    /// The reason that labels it.
+    pub const fn reason(&self) -> Reason {
+        match self {
+            Self::Oversize { .. } => Reason::Oversize,
+            Self::Malformed(_) => Reason::Malformed,
+            Self::NoData => Reason::NoData,
+        }
+    }
+}
+
+/// What stands under the key of a job that lists only name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Data {
+    /// Nothing.
+    Missing,
+    /// The job.
+    Is(Bytes),
+    /// More than was asked for: so many bytes.
+    TooLarge(usize),
+    /// No string: what `TYPE` says.
+    Unfit(String),
 }
 
 impl Job {
@@ -105,16 +137,20 @@ impl Job {
     }
 }
 
-/// Since when a job waits, of which perhaps only the head is at hand: its `creation_time` (RFC 3339), or its
-/// `enqueued_at` as Sidekiq writes it (seconds with a fraction, or whole milliseconds).
+/// Since when a job waits, of which perhaps only the head is at hand: its `creation_time` (RFC 3339), its
+/// `enqueued_at` as Sidekiq writes it (seconds with a fraction, or whole milliseconds), or its `created_at`
+/// (RFC 3339).
 pub fn waits_since_ms(head: &[u8]) -> Option<u64> {
     if let Some(Value::String(time)) = in_head(head, "creation_time") {
         return u64::try_from(time.parse::<jiff::Timestamp>().ok()?.as_millisecond()).ok();
     }
-    match in_head(head, "enqueued_at")? {
-        Value::Number(number) => crate::protocol::sidekiq::time::millis(&number),
-        _ => None,
+    match in_head(head, "enqueued_at") {
+        Some(Value::Number(number)) => return crate::protocol::sidekiq::time::millis(&number),
+        Some(_) => return None,
+        None => {}
     }
+    let Value::String(time) = in_head(head, "created_at")? else { return None };
+    u64::try_from(time.parse::<jiff::Timestamp>().ok()?.as_millisecond()).ok()
 }
 
 /// A field of a job of which perhaps only the head is at hand; `None` when it is not in there.
@@ -174,7 +210,7 @@ pub fn edit(raw: &Bytes, changes: &[(&str, Option<Value>)]) -> Bytes {
 /// `serde_json` looks only for the end of a text that nobody asked for, not into it; an edit has to, and a job that
 /// cannot be edited would be retried for ever. Reading everything costs more than all else here, so that is done
 /// only when an escaped surrogate may be half a pair.
-fn check_text(raw: &[u8]) -> Result<(), String> {
+pub fn check_text(raw: &[u8]) -> Result<(), String> {
     if std::str::from_utf8(raw).is_err() {
         return Err("not UTF-8".into());
     }
@@ -186,7 +222,7 @@ fn check_text(raw: &[u8]) -> Result<(), String> {
 }
 
 /// How deep brackets nest outside of strings; says nothing about whether it is JSON.
-pub(crate) fn depth(raw: &[u8]) -> usize {
+pub fn depth(raw: &[u8]) -> usize {
     let (mut depth, mut deepest, mut in_string, mut escaped) = (0usize, 0usize, false, false);
     for byte in raw {
         match byte {
@@ -248,6 +284,12 @@ mod tests {
         assert_eq!(waits_since_ms(br#"{"enqueued_at":7250,"x":1}"#), Some(7_250));
         assert_eq!(waits_since_ms(br#"{"enqueued_at":7.2"#), None, "the head of 7.25");
         assert_eq!(waits_since_ms(br#"{"enqueued_at":"now"}"#), None);
+    }
+
+    #[test]
+    fn a_job_over_http_says_when_it_was_created() {
+        assert_eq!(waits_since_ms(br#"{"id":"a","created_at":"1970-01-01T00:00:07.250Z"}"#), Some(7_250));
+        assert_eq!(waits_since_ms(br#"{"created_at":7.25}"#), None);
     }
 
     #[test]

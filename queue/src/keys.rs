@@ -2,6 +2,8 @@
 //! keys are `{<prefix>:<n>}:` + what follows `<prefix>:`, a complete set in one hash slot.
 use std::fmt::Write as _;
 
+use crate::store::ownership::claim;
+
 /// The names of one queue of one shard.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QueueKeys {
@@ -19,6 +21,38 @@ pub struct QueueKeys {
     pub dead_letters: String,
     /// Figures for the autoscaler: reserved, done, failed, `busy_ms`.
     pub counters: String,
+    /// Where jobs are kept that the lists only name (protocol `async`).
+    pub jobs: JobKeys,
+}
+
+/// The names of jobs that are kept apart from the lists, which hold only their ids: protocol `async`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JobKeys {
+    /// What they all begin with: `jobs:`, or `{jobs:3}:` for a shard.
+    base: String,
+}
+
+impl JobKeys {
+    /// Keys that begin with `base`.
+    pub fn new(base: impl Into<String>) -> Self {
+        Self { base: base.into() }
+    }
+    /// A job: a string that holds its JSON.
+    pub fn data(&self, id: &str) -> String {
+        format!("{}data:{id}", self.base)
+    }
+    /// The ids of all jobs of one status, by the time they entered it.
+    pub fn index(&self, status: &str) -> String {
+        format!("{}index:{status}", self.base)
+    }
+    /// The channel on which every change of a status is published: `<id> <status>`.
+    pub fn events(&self) -> String {
+        format!("{}events", self.base)
+    }
+    /// Which job was created under an idempotency key, by the hash of that key in hex.
+    pub fn idem(&self, hash: &str) -> String {
+        format!("{}idem:{hash}", self.base)
+    }
 }
 
 /// The names that a shard's keys are made from.
@@ -42,6 +76,8 @@ pub struct Naming {
     pub dead_letters: String,
     /// They are a sorted set, by the time they were given up, and not a list.
     pub dead_letters_sorted: bool,
+    /// The queues hold only the names of jobs; the completed are then a sorted set of names.
+    pub by_name: bool,
     /// How many shards.
     pub shards: u16,
     /// Whether keys carry a hash tag even with one shard.
@@ -72,6 +108,7 @@ impl Keys {
             completed: keys.tagged(&naming.completed),
             dead_letters: keys.tagged(&naming.dead_letters),
             counters: keys.own("counters"),
+            jobs: keys.jobs(),
         };
         keys.queues = naming.queues.iter().map(queue).collect();
         keys
@@ -116,6 +153,11 @@ impl Keys {
 
     fn own(&self, name: &str) -> String {
         self.tagged(&format!("{}:{name}", self.naming.prefix))
+    }
+
+    /// Where jobs are kept that the lists only name.
+    pub fn jobs(&self) -> JobKeys {
+        JobKeys::new(self.own(""))
     }
 
     /// The registry of lanes: a sorted set scored by lease expiry, so a reaper reads only expired ones.
@@ -182,6 +224,14 @@ impl Keys {
     pub fn queues_are_foreign(&self) -> bool {
         self.naming.suspects_pattern.is_some()
     }
+    /// Whether the queues hold only the names of jobs.
+    pub fn names_jobs(&self) -> bool {
+        self.naming.by_name
+    }
+    /// What `TYPE` says of the completed.
+    pub fn completed_kind(&self) -> &'static str {
+        if self.naming.by_name { "zset" } else { "list" }
+    }
     /// What `TYPE` says of the dead letters.
     pub fn dead_letters_kind(&self) -> &'static str {
         if self.naming.dead_letters_sorted { "zset" } else { "list" }
@@ -189,6 +239,10 @@ impl Keys {
     /// A lane's record.
     pub fn record(&self, lane: &str) -> String {
         self.own(&format!("lane:{lane}"))
+    }
+    /// What a lane's user may do is tried on this key, which nobody ever sees.
+    pub fn tried(&self, lane: &str) -> String {
+        self.own(&format!("tried:{lane}"))
     }
     /// A lane's heartbeat.
     pub fn heartbeat(&self, lane: &str) -> String {
@@ -219,18 +273,50 @@ impl Keys {
     pub fn kind_of(&self, key: &str) -> Option<&'static str> {
         let of_queue = |queue: &QueueKeys| match key {
             _ if key == queue.queue || key == queue.suspects => Some("list"),
-            _ if key == queue.completed => Some("list"),
+            _ if key == queue.completed => Some(self.completed_kind()),
             _ if key == queue.dead_letters => Some(self.dead_letters_kind()),
             _ if key == queue.delayed => Some("zset"),
             _ => None,
         };
+        let jobs = self.jobs();
         self.queues.iter().find_map(of_queue).or_else(|| match key {
+            _ if key.starts_with(&jobs.index("")) => Some("zset"),
+            _ if key.starts_with(&jobs.data("")) || key.starts_with(&jobs.idem("")) => Some("string"),
             _ if key == self.lanes() || key == self.reaping() => Some("zset"),
             _ if key == self.counters() => Some("hash"),
             _ if key.starts_with(&self.seen("")) || key.starts_with(&self.record("")) => Some("hash"),
-            _ if key.starts_with(&self.enqueued("")) => Some("string"),
+            _ if self.is_word(key) => Some("string"),
             _ => self.lane_of_list(key).map(|_| "list"),
         })
+    }
+
+    /// Whether a key holds one word: a mark, a number, whose something is.
+    fn is_word(&self, key: &str) -> bool {
+        let alone = [
+            self.lane_seq(),
+            self.paused(),
+            self.central(),
+            self.gauges(),
+            self.layout(),
+            claim(&self.lanes()),
+        ];
+        let families = [self.quiet(""), self.handler_death(""), self.enqueued("")];
+        alone.iter().any(|known| known == key)
+            || self.queues.iter().any(|queue| claim(&queue.queue) == key)
+            || families.iter().any(|family| key.starts_with(family.as_str()))
+            || self.lane_of_heartbeat(key).is_some()
+    }
+
+    /// Patterns that match every key under the prefix, of all shards: in a Cluster those of this one's node.
+    pub fn prefix_globs(&self) -> [String; 2] {
+        let prefix = escape_glob(&self.naming.prefix);
+        [format!("{prefix}:*"), format!("{{{prefix}:*")]
+    }
+
+    fn lane_of_heartbeat<'a>(&self, key: &'a str) -> Option<&'a str> {
+        let pattern = self.tagged(&self.naming.heartbeat_pattern);
+        let (before, after) = pattern.split_once("%s")?;
+        key.strip_prefix(before)?.strip_suffix(after)
     }
 
     /// The id between the two halves of the processing pattern.
@@ -286,6 +372,7 @@ pub(crate) mod tests {
             completed: "jobqueue:completed".into(),
             dead_letters: "jobqueue:dead_letter".into(),
             dead_letters_sorted: false,
+            by_name: false,
             shards,
             cluster,
         }
@@ -329,6 +416,14 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn jobs_that_lists_only_name_stand_beside_them() {
+        let plain = Keys::new(&Naming { prefix: "jobs".into(), ..naming(1, false) }, 0).jobs();
+        let names = [plain.data("a"), plain.index("failed"), plain.events(), plain.idem("0f")];
+        assert_eq!(names, ["jobs:data:a", "jobs:index:failed", "jobs:events", "jobs:idem:0f"]);
+        assert_eq!(Keys::new(&naming(3, true), 2).jobs().data("a"), "{jobqueue:2}:data:a");
+    }
+
+    #[test]
     fn every_key_that_holds_jobs_has_a_type() {
         let keys = Keys::new(&naming(2, false), 1);
         let kinds = |keys_of: &[&str]| keys_of.iter().map(|key| keys.kind_of(key)).collect::<Vec<_>>();
@@ -338,6 +433,8 @@ pub(crate) mod tests {
         assert_eq!(kinds(&[&keys.dead_letters(), &keys.completed()]), [Some("list"); 2]);
         assert_eq!(kinds(&[&queue.delayed, &keys.lanes(), &keys.reaping()]), [Some("zset"); 3]);
         assert_eq!(kinds(&[&keys.counters(), &keys.seen("0a"), &keys.record("h-1-2")]), [Some("hash"); 3]);
+        let words = [keys.layout(), keys.quiet("u"), keys.heartbeat("h-1-2"), claim(&queue.queue)];
+        assert_eq!(words.map(|key| keys.kind_of(&key)), [Some("string"); 4]);
         assert_eq!(keys.kind_of("jobqueue:low_priority"), None, "the key of no shard");
     }
 

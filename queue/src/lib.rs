@@ -42,6 +42,7 @@ pub mod protocol;
 pub mod reaper;
 pub mod retry;
 pub mod store;
+pub mod submission;
 
 /// The version of the crates, the worker and the operator: they are released together.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");

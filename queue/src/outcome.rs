@@ -1,6 +1,8 @@
 //! How one run of a job ended, in words that every handler and every protocol shares.
 use std::time::Duration;
 
+use bytes::Bytes;
+
 /// The cause of an end for want of memory: as [`Outcome::HandlerDied`] and in `interrupted_by` of the job.
 pub const OUT_OF_MEMORY: &str = "oom";
 
@@ -9,12 +11,14 @@ pub const OUT_OF_MEMORY: &str = "oom";
 pub enum Outcome {
     /// It did what it had to do.
     Done,
+    /// It did, and this is its result: JSON, kept where the protocol has a place for it.
+    DoneWith(Bytes),
     /// It ran and failed: an attempt is spent.
     Failed(Failure),
     /// It asked to be run again after this time: an attempt is spent, the backoff is its own.
     RetryIn(Duration, Failure),
-    /// It asked to be forgotten: neither retried nor kept among the dead letters.
-    Discard,
+    /// It asked to be forgotten: neither retried nor kept among the dead letters. With a failure, if that is why.
+    Discard(Option<Failure>),
     /// It asked for the dead letters at once.
     Kill(Failure),
     /// The handler died while running it (request sent, connection lost): an interruption, not a failure.
@@ -67,6 +71,8 @@ pub enum Reason {
     Malformed,
     /// The payload is larger than `worker.max_payload_bytes`.
     Oversize,
+    /// The queue named a job that is not there.
+    NoData,
     /// The process died `max_interruptions` times while it ran alone.
     Poison,
     /// As `Poison`, and each time the container ran out of memory.
@@ -77,12 +83,13 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, for bounded label sets and command-line selectors.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Handler,
         Self::Timeout,
         Self::Panic,
         Self::Malformed,
         Self::Oversize,
+        Self::NoData,
         Self::Poison,
         Self::Oom,
         Self::Killed,
@@ -96,6 +103,7 @@ impl Reason {
             Self::Panic => "panic",
             Self::Malformed => "malformed",
             Self::Oversize => "oversize",
+            Self::NoData => "no-data",
             Self::Poison => "poison",
             Self::Oom => "oom",
             Self::Killed => "killed",

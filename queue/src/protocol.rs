@@ -2,13 +2,15 @@
 //! as pure functions; the engine holds leases, moves bytes and knows nothing of formats.
 use bytes::Bytes;
 
-use crate::effects::{Decision, Effect, Side};
-use crate::job::{Job, NotAJob};
-use crate::keys::{Keys, QueueKeys};
-use crate::outcome::{OUT_OF_MEMORY, Outcome};
+use crate::effects::{Decision, Effect, Side, Verdict};
+use crate::job::{Data, Job, NotAJob};
+use crate::keys::{JobKeys, Keys, QueueKeys};
+use crate::outcome::{Failure, OUT_OF_MEMORY, Outcome};
 use crate::store::PageKind;
 
+pub mod async_jobs;
 pub mod files;
+pub mod record;
 pub mod sidekiq;
 
 /// Why a lane's jobs came back without its process having settled them.
@@ -57,6 +59,18 @@ pub trait Protocol: Send + Sync + 'static {
         None
     }
 
+    /// Why a job is given up instead of being run, where that was found out when nobody could tell its application.
+    fn condemned(&self, job: &Job) -> Option<Failure> {
+        let _ = job;
+        None
+    }
+
+    /// What an application is told of a job that is given up without its own word, where it wants to know.
+    fn obituary(&self, job: &Job, failure: &Failure) -> Option<Bytes> {
+        let _ = (job, failure);
+        None
+    }
+
     /// What becomes of bytes that are not a job.
     fn reject(&self, raw: &Bytes, why: &NotAJob, queue: &QueueKeys, now_ms: u64) -> Decision;
 
@@ -81,4 +95,56 @@ pub trait Protocol: Send + Sync + 'static {
 
     /// Whether a run says something about the handler's health: `Some(ok)` is a sample for the breaker.
     fn breaker_sample(&self, outcome: &Outcome) -> Option<bool>;
+
+    /// What further has to be decided when lists hold only the names of jobs; `None` when they hold the jobs.
+    fn records(&self) -> Option<&dyn Records> {
+        None
+    }
+}
+
+/// What a wire format decides whose lists hold only the names of jobs: they are read before anything is decided, and
+/// whatever changes them says what it has read. All pure.
+pub trait Records: Send + Sync {
+    /// The key of the job that an entry names; one that no job has when it can be the name of none.
+    fn key(&self, entry: &[u8], keys: &JobKeys) -> String;
+
+    /// Larger jobs are not read.
+    fn largest(&self) -> usize;
+
+    /// Reads a job.
+    fn read(&self, entry: &Bytes, data: Data) -> Result<Job, NotAJob>;
+
+    /// A lane has reserved it and is about to run it.
+    fn start(&self, job: &Job, lane: &str, queue: &QueueKeys, now_ms: u64) -> Start;
+
+    /// What becomes of a job that a lane holds and that was changed meanwhile: `None` when its run still counts.
+    fn disowned(&self, job: &Job, lane: &str, queue: &QueueKeys) -> Option<Decision>;
+
+    /// What becomes of a job of this lane whose process died, or whose handler did.
+    fn interrupted(
+        &self,
+        job: &Job,
+        lane: &str,
+        queue: &QueueKeys,
+        how: Interruption<'_>,
+        now_ms: u64,
+    ) -> Decision;
+
+    /// What enqueueing a dead letter's job again does to the job itself.
+    fn revived(&self, job: &Job, queue: &QueueKeys, now_ms: u64) -> Vec<Effect>;
+}
+
+/// What becomes of a reserved job that is about to run.
+#[derive(Debug, Clone)]
+pub enum Start {
+    /// It runs, once this has taken place: the job as it is then.
+    Run(Box<Job>, Vec<Effect>),
+    /// It does not run.
+    Drop(Decision),
+}
+
+/// Back to the end of its queue from which it will be taken next, as it is.
+pub fn returned(raw: Bytes, queue: &QueueKeys, consuming: Side) -> Decision {
+    let effects = vec![Effect::Push { key: queue.queue.clone(), side: consuming, bytes: raw }];
+    Decision { verdict: Verdict::Released, effects }
 }

@@ -3,7 +3,7 @@
 //!
 //! A lane is fenced only after two looks at an absent heartbeat, 2 s apart, by a reaper whose own connection has
 //! stood for a whole TTL: after an outage every live lane has had the time to renew.
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -22,6 +22,8 @@ const SECOND_LOOK: Duration = Duration::from_secs(2);
 const CLOCK_STEP_MS: u64 = 1_000;
 /// Lanes looked at in one pass.
 const LANES: usize = 1000;
+/// What a process that was started again in place says of its predecessor's end: it knows no more of it.
+pub const RESTARTED: &str = "restarted";
 
 /// How a reaper works.
 #[derive(Debug, Clone, Copy)]
@@ -34,9 +36,14 @@ pub struct Settings {
     pub page_delay: Duration,
     /// `COUNT` of the audit's scan.
     pub scan_count: usize,
+    /// Pages of that scan in one pass, as far as its time allows.
+    pub scan_pages: usize,
     /// A pass ends after this time, and the next goes on where it stopped. Half of it is for fencing, so that many
     /// dead lanes cannot keep the jobs of those that are fenced already.
     pub pass_budget: Duration,
+    /// So long do lanes that were fenced by their successor wait for somebody who saw their process die to say why.
+    /// None where there is nobody.
+    pub cause_wait: Duration,
 }
 
 /// What one pass did: (queue's name, where the job went), one entry a job.
@@ -46,6 +53,8 @@ pub struct Reaped {
     pub fenced: usize,
     /// Jobs moved.
     pub moved: Vec<(String, Verdict)>,
+    /// The time was up before all was done: come again at once.
+    pub more: bool,
 }
 
 /// The reaper of one shard.
@@ -58,7 +67,7 @@ pub struct Reaper {
     trouble: Instant,
     seen: Option<(u64, Instant)>,
     cursor: String,
-    spared: HashSet<String>,
+    unexplained: HashMap<String, Instant>,
 }
 
 /// Whether a death was brought about from outside the process: its jobs are then above suspicion.
@@ -78,19 +87,15 @@ impl Reaper {
             trouble: Instant::now(),
             seen: None,
             cursor: "0".into(),
-            spared: HashSet::new(),
+            unexplained: HashMap::new(),
         }
     }
 
     /// Whether somebody central does this work.
     pub async fn is_relieved(&mut self) -> Result<bool, StoreError> {
         let central = self.session.keys.central();
-        self.session.exists(&central).await
-    }
-
-    /// These lanes, fenced though they are, are not emptied yet: more will be known of their end soon.
-    pub fn spare(&mut self, lanes: impl IntoIterator<Item = String>) {
-        self.spared = lanes.into_iter().collect();
+        let answer = self.session.exists(&central).await;
+        self.heed(answer)
     }
 
     /// A pass on a connection that several reapers share.
@@ -104,13 +109,24 @@ impl Reaper {
     /// Fences what is dead, then empties what is fenced.
     pub async fn pass(&mut self) -> Result<Reaped, StoreError> {
         let outcome = self.try_pass().await;
-        if outcome.as_ref().is_err_and(StoreError::is_transient) {
-            // Whatever Redis suffers from, the lanes suffer from it too: their time starts anew.
-            self.trouble = Instant::now();
-            self.looks.clear();
-            self.orphans.clear();
+        self.heed(outcome)
+    }
+
+    /// Whatever Redis suffers from, the lanes suffer from it too: their time starts anew.
+    fn heed<T>(&mut self, answer: Result<T, StoreError>) -> Result<T, StoreError> {
+        if answer.as_ref().is_err_and(StoreError::is_transient) {
+            self.start_anew(Instant::now());
         }
-        outcome
+        answer
+    }
+
+    fn start_anew(&mut self, now: Instant) {
+        self.trouble = now;
+        self.looks.clear();
+        // What was found stays found: a turn of the scan may take hours.
+        for first in self.orphans.values_mut() {
+            *first = now;
+        }
     }
 
     async fn try_pass(&mut self) -> Result<Reaped, StoreError> {
@@ -123,35 +139,34 @@ impl Reaper {
             let passed = u64::try_from(at.elapsed().as_millis()).unwrap_or(u64::MAX);
             if now_ms.abs_diff(ms).abs_diff(passed) > CLOCK_STEP_MS || now_ms < ms {
                 tracing::warn!(reason = "clock", "Redis' clock was set, giving every lane a whole TTL");
-                self.trouble = started;
-                self.looks.clear();
-                self.orphans.clear();
+                self.start_anew(started);
             }
         }
+        let (half, end) = (started + self.settings.pass_budget / 2, started + self.settings.pass_budget);
         let expired = self.session.expired(now_ms, LANES).await?;
         self.looks.retain(|lane, _| expired.contains(lane));
         for page in expired.chunks(PAGE_COUNT) {
-            self.fence_page(page, started, &mut reaped).await?;
-            if started.elapsed() > self.settings.pass_budget / 2 {
+            self.fence_page(page, started, half, &mut reaped).await?;
+            if reaped.more {
                 break;
             }
         }
-        for lane in self.session.reaping(LANES).await? {
-            if self.spared.contains(&lane) {
-                continue;
-            }
-            match self.empty(&lane, &mut reaped).await {
+        let reaping = self.session.reaping(LANES).await?;
+        self.unexplained.retain(|lane, _| reaping.contains(lane));
+        for lane in reaping {
+            match self.empty_until(&lane, Some(end), &mut reaped).await {
                 // A key of one dead lane that cannot be used must not keep the jobs of the others.
                 Err(error) if !error.is_transient() => {
                     tracing::error!(worker_id = lane, error = %error, "Could not empty a dead lane, its jobs stay in its lists");
                 }
                 outcome => outcome?,
             }
-            if started.elapsed() > self.settings.pass_budget {
+            if Instant::now() > end {
+                reaped.more = true;
                 return Ok(reaped);
             }
         }
-        self.audit().await?;
+        self.audit(end).await?;
         Ok(reaped)
     }
 
@@ -160,6 +175,7 @@ impl Reaper {
         &mut self,
         lanes: &[String],
         started: Instant,
+        end: Instant,
         reaped: &mut Reaped,
     ) -> Result<(), StoreError> {
         for (lane, alive) in lanes.iter().zip(self.session.heartbeats(lanes).await?) {
@@ -171,17 +187,23 @@ impl Reaper {
             if started.duration_since(first) < SECOND_LOOK || !self.may_fence() {
                 continue;
             }
-            if self.session.fence(lane, false, "heartbeat").await? == Fenced::Fenced {
-                tracing::warn!(
-                    worker_id = lane,
-                    reason = "heartbeat",
-                    "Fenced a lane whose heartbeat was gone"
-                );
-                self.looks.remove(lane);
-                reaped.fenced += 1;
+            match self.session.fence(lane, false, "heartbeat").await {
+                Ok(Fenced::Fenced) => {
+                    let reason = "heartbeat";
+                    tracing::warn!(worker_id = lane, reason, "Fenced a lane whose heartbeat was gone");
+                    self.looks.remove(lane);
+                    reaped.fenced += 1;
+                }
+                Ok(_) => {}
+                // A record of one lane that cannot be used must not protect the others.
+                Err(error) if !error.is_transient() => {
+                    tracing::error!(worker_id = lane, error = %error, "Could not fence a dead lane, its jobs stay in its lists");
+                }
+                Err(error) => return Err(error),
             }
-            if started.elapsed() > self.settings.pass_budget / 2 {
-                break;
+            if Instant::now() > end {
+                reaped.more = true;
+                return Ok(());
             }
         }
         Ok(())
@@ -194,17 +216,31 @@ impl Reaper {
 
     /// Moves every job of a fenced lane, then forgets the lane once nothing can arrive any more.
     pub async fn empty(&mut self, lane: &str, reaped: &mut Reaped) -> Result<(), StoreError> {
+        self.empty_until(lane, None, reaped).await
+    }
+
+    async fn empty_until(
+        &mut self,
+        lane: &str,
+        end: Option<Instant>,
+        reaped: &mut Reaped,
+    ) -> Result<(), StoreError> {
         let Some(record) = self.session.lane(lane).await? else {
             self.session.forget(lane, &LaneRecord::default(), 0).await?;
             return Ok(());
         };
+        if record.fenced == RESTARTED && !self.has_waited(lane) {
+            return Ok(());
+        }
         let mut failed = None;
         for queue in &record.lists {
             // What was parked came last, and goes back first.
             for list in queue.lists.iter().rev() {
-                match self.empty_list(lane, &record, queue, list, reaped).await {
+                match self.empty_list(lane, &record, (queue, list), end, reaped).await {
                     Err(error) if !error.is_transient() => failed = Some(error),
-                    outcome => outcome?,
+                    Err(error) => return Err(error),
+                    Ok(true) => {}
+                    Ok(false) => return Ok(()),
                 }
             }
         }
@@ -217,43 +253,73 @@ impl Reaper {
         Ok(())
     }
 
+    /// Whether whoever may know why this lane's process died has had the time to say so.
+    fn has_waited(&mut self, lane: &str) -> bool {
+        let since = *self.unexplained.entry(lane.to_owned()).or_insert_with(Instant::now);
+        since.elapsed() >= self.settings.cause_wait
+    }
+
+    /// Moves the jobs of one list, as far as the time allows: whether it came to the end.
     async fn empty_list(
         &mut self,
         lane: &str,
         record: &LaneRecord,
-        queue: &RecordedLists,
-        list: &str,
+        (queue, list): (&RecordedLists, &str),
+        end: Option<Instant>,
         reaped: &mut Reaped,
-    ) -> Result<(), StoreError> {
+    ) -> Result<bool, StoreError> {
         loop {
             // The newest first: each goes to the consuming end, so the oldest ends up as the next one out.
             let page = self.session.page(list, PageKind::Tail, PAGE_COUNT).await?;
             if page.entries.is_empty() {
-                return Ok(());
+                return Ok(true);
             }
             let (cause, outside) = (record.fenced.as_str(), is_outside(&record.fenced));
+            let mut entries = page.entries;
+            let protocol = Arc::clone(&self.protocol);
+            let data = match protocol.records() {
+                None => None,
+                Some(records) => Some(self.session.named(records, &entries).await?),
+            };
+            // The page is as long as what could be read of what it names.
+            if let Some(data) = &data {
+                entries.truncate(data.len());
+            }
+            let mut data = data.into_iter().flatten();
             let now_ms = self.session.now_ms();
-            let decisions: Vec<_> = (page.entries.iter())
+            let decisions: Vec<_> = entries
+                .into_iter()
                 .map(|raw| {
-                    let queue = self.queue_of(queue, raw);
+                    let queue = self.queue_of(queue, &raw);
                     // Whoever ran alone had every slot: what else the lane held had not been started.
-                    let alone = !record.alone.is_empty() && record.alone == digest(raw);
+                    let alone = !record.alone.is_empty() && record.alone == digest(&raw);
                     let how = Interruption { cause, outside, alone };
-                    (queue.name.clone(), raw.clone(), self.protocol.interrupted(raw, &queue, how, now_ms))
+                    let decision = match (protocol.records(), data.next()) {
+                        (Some(records), Some(data)) => match records.read(&raw, data) {
+                            Ok(job) => records.interrupted(&job, lane, &queue, how, now_ms),
+                            Err(why) => protocol.reject(&raw, &why, &queue, now_ms),
+                        },
+                        _ => protocol.interrupted(&raw, &queue, how, now_ms),
+                    };
+                    (queue.name, raw, decision)
                 })
                 .collect();
-            let moves: Vec<_> =
+            let asked: Vec<_> =
                 decisions.iter().map(|(_, raw, decision)| (raw.clone(), decision.effects.clone())).collect();
             // The lane has its lease after all (cannot be: ids are never used twice): leave it alone.
-            let Some(statuses) = self.session.reap(lane, list, &moves).await? else { return Ok(()) };
+            let Some(statuses) = self.session.reap(lane, list, &asked).await? else { return Ok(true) };
             let before = reaped.moved.len();
             for ((name, _, decision), status) in decisions.into_iter().zip(statuses) {
                 if status == Status::Settled {
                     reaped.moved.push((name, decision.verdict));
                 }
             }
-            if reaped.moved.len() == before {
-                return Ok(());
+            let moved = reaped.moved.len() - before;
+            if moved == 0 || page.length <= moved as u64 {
+                return Ok(true);
+            }
+            if end.is_some_and(|end| Instant::now() > end) {
+                return Ok(false);
             }
             let delay = self.settings.page_delay.mul_f64(fastrand::f64() + 0.5);
             tokio::time::sleep(delay).await;
@@ -294,41 +360,83 @@ impl Reaper {
                 completed: self.session.keys.completed(),
                 dead_letters: self.session.keys.dead_letters(),
                 counters: self.session.keys.counters(),
+                jobs: self.session.keys.jobs(),
             }),
         }
     }
 
-    /// One page of a slow scan for processing lists that no record names.
-    async fn audit(&mut self) -> Result<(), StoreError> {
+    /// A part of a slow scan for processing lists that no record names.
+    async fn audit(&mut self, end: Instant) -> Result<(), StoreError> {
+        let found: Vec<String> = self.orphans.keys().cloned().collect();
+        for page in found.chunks(PAGE_COUNT) {
+            self.judge_each(page).await?;
+        }
         let glob = self.session.keys.processing_glob();
-        let (cursor, lists) = self.session.scan(&self.cursor, &glob, self.settings.scan_count).await?;
-        self.cursor = cursor;
-        for list in lists {
-            let Some(named) = self.session.keys.lane_of_list(&list) else { continue };
-            // Ours are `<lane>:<queue>`; a client that follows the seed has the lane alone.
-            let lane = named.split(':').next().unwrap_or(named).to_owned();
-            let queue = named.split(':').nth(1).unwrap_or_default().to_owned();
-            if self.session.lane(&lane).await?.is_some() || self.session.heartbeat(&lane).await? {
+        for page in 0..self.settings.scan_pages {
+            if page > 0 {
+                let delay = self.settings.page_delay.mul_f64(fastrand::f64() + 0.5);
+                if Instant::now() + delay > end {
+                    return Ok(());
+                }
+                tokio::time::sleep(delay).await;
+            }
+            let (cursor, lists) = self.session.scan(&self.cursor, &glob, self.settings.scan_count).await?;
+            self.cursor = cursor;
+            self.judge_each(&lists).await?;
+            if self.cursor == "0" {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// A record that cannot be used is told, and keeps nobody from the next page.
+    async fn judge_each(&mut self, lists: &[String]) -> Result<(), StoreError> {
+        match self.judge(lists).await {
+            Err(error) if !error.is_transient() => {
+                tracing::error!(error = %error, "Could not look for lists that no lane claims");
+                Ok(())
+            }
+            outcome => outcome,
+        }
+    }
+
+    /// Takes charge of those of these lists that nobody has claimed for a while.
+    async fn judge(&mut self, lists: &[String]) -> Result<(), StoreError> {
+        // Ours are `<lane>:<queue>`; a client that follows the seed has the lane alone.
+        let named = lists.iter().filter_map(|list| {
+            let mut words = self.session.keys.lane_of_list(list)?.split(':');
+            let lane = words.next().unwrap_or_default().to_owned();
+            Some((list.clone(), lane, words.next().unwrap_or_default().to_owned()))
+        });
+        let named: Vec<_> = named.collect();
+        let lanes: Vec<String> = named.iter().map(|(_, lane, _)| lane.clone()).collect();
+        for ((list, lane, queue), (record, alive)) in
+            named.into_iter().zip(self.session.look_at(&lanes).await?)
+        {
+            if record.as_ref().is_some_and(|record| record.leased) && !alive {
+                // Somebody deleted the registry before this lane died: nobody would look at it there.
+                self.session.enlist(&lane).await?;
+            }
+            if record.is_some() || alive {
                 self.orphans.remove(&list);
                 continue;
             }
             let first = *self.orphans.entry(list.clone()).or_insert_with(Instant::now);
-            if first.elapsed() >= SECOND_LOOK && self.may_fence() {
-                let ours = self.session.keys.queues.iter().find(|known| known.name == queue);
-                let recorded = RecordedLists {
-                    name: queue.clone(),
-                    queue: ours.map(|queue| queue.queue.clone()).unwrap_or_default(),
-                    lists: vec![list.clone()],
-                };
-                if self.session.orphan(&lane, &[recorded]).await? {
-                    tracing::warn!(
-                        worker_id = lane,
-                        reason = "orphan",
-                        "Took charge of a list that no lane claims"
-                    );
-                }
-                self.orphans.remove(&list);
+            if first.elapsed() < SECOND_LOOK || !self.may_fence() {
+                continue;
             }
+            let ours = self.session.keys.queues.iter().find(|known| known.name == queue);
+            let recorded = RecordedLists {
+                queue: ours.map(|queue| queue.queue.clone()).unwrap_or_default(),
+                name: queue,
+                lists: vec![list.clone()],
+            };
+            if self.session.orphan(&lane, &[recorded]).await? {
+                let reason = "orphan";
+                tracing::warn!(worker_id = lane, reason, "Took charge of a list that no lane claims");
+            }
+            self.orphans.remove(&list);
         }
         Ok(())
     }

@@ -10,14 +10,20 @@ use crate::connect::{ConnectError, Connection, Connector};
 use crate::effects::Effect;
 use crate::keys::Keys;
 
+mod clients;
 mod control;
 mod cycle;
+mod data;
+mod inspect;
 mod jobs;
 mod lanes;
 pub mod ownership;
 mod sidekiq;
 
+pub use clients::{Answer, Order, Ordered, Place};
 pub use cycle::{Cycle, Cycled, LaneHandle, Parked, QueueAsk, Refusal, Returned, Settlement, Status, digest};
+pub use data::Started;
+pub use inspect::{ScoredPage, Span};
 pub use jobs::{Enqueue, Granted, LaneSnapshot, Page, PageKind, QueueSnapshot, Snapshot, Turn};
 pub use lanes::{Fenced, LaneRecord, RecordedLists, Registration};
 pub use sidekiq::{ProcessBeat, Told};
@@ -91,6 +97,8 @@ macro_rules! script {
 }
 script!(CYCLE, "effects.lua", "cycle.lua");
 script!(MOVE, "effects.lua", "move.lua");
+script!(START, "effects.lua", "start.lua");
+script!(DATA, "data.lua");
 script!(NUMBER, "number.lua");
 script!(REGISTER, "register.lua");
 script!(EXTEND, "extend.lua");
@@ -98,16 +106,20 @@ script!(CLOSE, "close.lua");
 script!(FENCE, "fence.lua");
 script!(FORGET, "forget.lua");
 script!(ORPHAN, "orphan.lua");
-script!(TURN, "turn.lua");
-script!(PURGE, "purge.lua");
+script!(TURN, "effects.lua", "turn.lua");
 script!(ENQUEUE, "enqueue.lua");
 script!(LIMIT, "limit.lua");
 script!(PAGE, "page.lua");
+script!(SCORED, "scored.lua");
 script!(SNAPSHOT, "snapshot.lua");
 script!(DRAINED, "drained.lua");
 script!(OWN, "own.lua");
+script!(DISOWN, "disown.lua");
 script!(BEAT, "beat.lua");
 script!(DEPART, "depart.lua");
+script!(CREATE, "create.lua");
+script!(CANCEL, "cancel.lua");
+script!(LIST, "list.lua");
 
 /// A conversation with the node that holds one shard: connects when it must, and again after a failure.
 pub struct Session {
@@ -219,7 +231,13 @@ impl Session {
                 self.failures = 0;
                 Ok(value)
             }
-            Err(error) => Err(self.understand(&error)),
+            Err(error) => Err(match self.understand(&error) {
+                // Nor does Redis say which key it denies to a plain command: as a rule it has one.
+                StoreError::Denied { what } if what.contains("keys") => {
+                    StoreError::Denied { what: key_of(command).map_or(what, |key| format!("key {key}")) }
+                }
+                error => error,
+            }),
         }
     }
 
@@ -263,6 +281,29 @@ impl Session {
             }
             Err(StoreError::Unexpected(reason)) => Err(self.unfit(&call.keys, reason).await),
             answer => answer,
+        }
+    }
+
+    /// Calls a script several times in one round trip, one call after the other.
+    pub(crate) async fn eval_all(
+        &mut self,
+        script: &Script,
+        calls: &[Call],
+    ) -> Result<Vec<Value>, StoreError> {
+        if let [call] = calls {
+            return Ok(vec![self.eval(script, call).await?]);
+        }
+        let commands: Vec<Cmd> = calls.iter().map(|call| call.command(&script.sha)).collect();
+        match self.query_all(commands).await {
+            // It runs none of them then. The first call alone has it loaded, and names a key that is denied or unfit.
+            Err(StoreError::Later(reason)) if reason.starts_with("NOSCRIPT") => {
+                let mut answers = vec![self.eval(script, &calls[0]).await?];
+                let rest = calls[1..].iter().map(|call| call.command(&script.sha)).collect();
+                answers.extend(self.query_all(rest).await?);
+                Ok(answers)
+            }
+            Err(StoreError::Unexpected(reason)) => Err(self.unfit(&calls[0].keys, reason).await),
+            answers => answers,
         }
     }
 
@@ -315,7 +356,12 @@ impl Session {
                 StoreError::Connect(ConnectError::Credentials { address: self.connector.describe() })
             }
             "OOM" => StoreError::OutOfMemory(detail()),
-            "NOPERM" => StoreError::Denied { what: detail() },
+            "NOPERM" => {
+                // A script of ours names the command; Redis' own words are those of a sentence.
+                let command = error.detail().filter(|detail| detail.starts_with("command "));
+                StoreError::Denied { what: command.map_or_else(detail, str::to_owned) }
+            }
+            _ if text.contains("can't run this command") => StoreError::Denied { what: detail() },
             _ if error.is_io_error() => {
                 self.link = None;
                 StoreError::Lost(text)
@@ -351,6 +397,16 @@ impl Session {
             self.clock = Some((seconds * 1000 + micros / 1000, Instant::now()));
         }
     }
+}
+
+/// The key of a plain command; those of a script are asked about one by one.
+fn key_of(command: &Cmd) -> Option<String> {
+    let mut words = command.args_iter().map(|word| match word {
+        redis::Arg::Simple(word) => String::from_utf8_lossy(word).into_owned(),
+        _ => String::new(),
+    });
+    words.next().filter(|name| name != "EVALSHA")?;
+    words.next()
 }
 
 /// The keys and arguments of one script call. Keys of effects are declared as they are met.
@@ -402,6 +458,32 @@ impl Call {
                     let key = self.key(key);
                     let ttl = ttl_ms.map(|ttl| ttl.to_string()).unwrap_or_default();
                     self.arg("S").arg(key).arg(&bytes[..]).arg(ttl);
+                }
+                Effect::Swap { key, from, to } => {
+                    let key = self.key(key);
+                    self.arg("C").arg(key).arg(&from[..]).arg(&to[..]);
+                }
+                Effect::Expire { key, ttl_ms, unless } => {
+                    let key = self.key(key);
+                    let ttl = ttl_ms.map(|ttl| ttl.to_string()).unwrap_or_default();
+                    let unless = unless.as_deref().map(|key| self.key(key).to_string()).unwrap_or_default();
+                    self.arg("E").arg(key).arg(ttl).arg(unless);
+                }
+                Effect::Index { key, at_ms, member } => {
+                    let key = self.key(key);
+                    self.arg("I").arg(key).arg(*at_ms).arg(member);
+                }
+                Effect::Unindex { key, member } => {
+                    let key = self.key(key);
+                    self.arg("U").arg(key).arg(member).arg("");
+                }
+                Effect::TrimIndex { key, before_ms } => {
+                    let key = self.key(key);
+                    self.arg("O").arg(key).arg(*before_ms).arg(PAGE_COUNT);
+                }
+                Effect::Publish { channel, message } => {
+                    let channel = self.key(channel);
+                    self.arg("P").arg(channel).arg(message).arg("");
                 }
                 Effect::Trim { key, max } => {
                     let (key, counters) = (self.key(key), self.key(counters));

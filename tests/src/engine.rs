@@ -232,7 +232,9 @@ pub fn reaper_settings(ttl: Duration) -> reaper::Settings {
         park_timeout: Duration::from_millis(100),
         page_delay: Duration::ZERO,
         scan_count: 10_000,
+        scan_pages: usize::MAX,
         pass_budget: Duration::from_secs(60),
+        cause_wait: Duration::ZERO,
     }
 }
 
@@ -302,8 +304,8 @@ impl Lane {
 
     /// Says it once; the answer is entered in the books.
     pub async fn say(&mut self, cycle: &Cycle) -> Result<Option<Cycled>, StoreError> {
-        let max = self.engine.completed_max;
-        let answer = self.session.cycle(&self.handle, cycle, CONSUMING, max).await?;
+        let (side, max) = (self.engine.protocol.consuming_side(), self.engine.completed_max);
+        let answer = self.session.cycle(&self.handle, cycle, side, max).await?;
         if let Some(cycled) = &answer {
             self.enter(cycle, cycled);
         }
@@ -367,7 +369,8 @@ impl Lane {
         let done = (cycle.queues.iter().enumerate())
             .flat_map(|(queue, ask)| ask.done.iter().map(move |raw| (queue, raw, None)));
         let gone: Vec<_> = (settlements.chain(done).zip(&cycled.statuses))
-            .filter_map(|(settled, status)| (*status != Status::Refused).then_some(settled))
+            .filter(|(_, status)| !matches!(status, Status::Refused | Status::Changed))
+            .map(|(settled, _)| settled)
             .collect();
         // In the order of the script: positions are those before the call, then the first of equal bytes goes.
         let mut positions: Vec<_> =
@@ -396,7 +399,11 @@ pub fn enqueue(queue: &str, jobs: &[Bytes]) -> Vec<Enqueue> {
 }
 
 /// The scripts of the engine by name, as they are sent.
-pub const SCRIPTS: [(&str, &str); 19] = [
+pub const SCRIPTS: [(&str, &str); 25] = [
+    ("cancel", include_str!("../../queue/src/scripts/cancel.lua")),
+    ("create", include_str!("../../queue/src/scripts/create.lua")),
+    ("disown", include_str!("../../queue/src/scripts/disown.lua")),
+    ("list", include_str!("../../queue/src/scripts/list.lua")),
     ("number", include_str!("../../queue/src/scripts/number.lua")),
     (
         "cycle",
@@ -420,12 +427,26 @@ pub const SCRIPTS: [(&str, &str); 19] = [
     ("fence", include_str!("../../queue/src/scripts/fence.lua")),
     ("forget", include_str!("../../queue/src/scripts/forget.lua")),
     ("orphan", include_str!("../../queue/src/scripts/orphan.lua")),
-    ("turn", include_str!("../../queue/src/scripts/turn.lua")),
+    (
+        "start",
+        concat!(
+            include_str!("../../queue/src/scripts/effects.lua"),
+            include_str!("../../queue/src/scripts/start.lua")
+        ),
+    ),
+    ("data", include_str!("../../queue/src/scripts/data.lua")),
+    (
+        "turn",
+        concat!(
+            include_str!("../../queue/src/scripts/effects.lua"),
+            include_str!("../../queue/src/scripts/turn.lua")
+        ),
+    ),
     ("enqueue", include_str!("../../queue/src/scripts/enqueue.lua")),
     ("limit", include_str!("../../queue/src/scripts/limit.lua")),
     ("page", include_str!("../../queue/src/scripts/page.lua")),
+    ("scored", include_str!("../../queue/src/scripts/scored.lua")),
     ("own", include_str!("../../queue/src/scripts/own.lua")),
-    ("purge", include_str!("../../queue/src/scripts/purge.lua")),
     ("snapshot", include_str!("../../queue/src/scripts/snapshot.lua")),
     ("drained", include_str!("../../queue/src/scripts/drained.lua")),
 ];

@@ -172,6 +172,14 @@ impl Recorder {
         })
     }
 
+    /// The ids of the jobs running now that were posted to this path.
+    pub fn running_at(&self, path: &str) -> Vec<String> {
+        self.state(|state| {
+            let now = state.runs.iter().filter(|run| run.ended.is_none() && run.path == path);
+            now.map(|run| run.id.clone()).collect()
+        })
+    }
+
     /// Jobs started more than once, with the number of starts.
     pub fn duplicates(&self) -> HashMap<String, usize> {
         let mut starts = HashMap::new();

@@ -1,9 +1,14 @@
 //! The command line.
 use std::path::PathBuf;
 
-use clap::builder::PossibleValuesParser;
-use clap::{Args, Parser, Subcommand, ValueEnum};
-use jobqueue::outcome::Reason;
+use clap::{Parser, Subcommand, ValueEnum};
+
+mod admin;
+
+pub use admin::{
+    Common, Dlq, DlqList, DlqShow, Doctor, Drain, Enqueue, FindJob, Format, Peek, Progress, Purge, Requeue,
+    Selectors, Stats,
+};
 
 /// Reliable background jobs on Redis: enqueue files, run jobs, look after queues.
 ///
@@ -47,18 +52,29 @@ pub enum Role {
 /// Commands of the admin role, and some about the worker itself.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Show how many jobs wait, run, are delayed, completed and dead.
-    Stats(Output),
+    /// Show how many jobs wait, run, are delayed, completed and dead, and who runs them.
+    Stats(Stats),
     /// Show the next jobs of a queue, or the newest dead letters.
     Peek(Peek),
-    /// Delete every dead letter.
-    PurgeDlq(Purge),
-    /// Put dead letters back into the queues they came from.
+    /// Find a job: where it is, and what happened to it.
+    Job(FindJob),
+    /// Enqueue jobs by hand.
+    Enqueue(Enqueue),
+    /// Look at the dead letters, put them back, or delete them.
+    #[command(subcommand)]
+    Dlq(Dlq),
+    /// Put dead letters back into the queues they came from: `dlq requeue`.
     RequeueDlq(Requeue),
+    /// Delete dead letters: `dlq purge`, without an archive unless one is named.
+    PurgeDlq(Purge),
     /// Let no worker take another job, until `resume`; jobs that run finish.
-    Pause(Output),
+    Pause(Common),
     /// Let workers take jobs again.
-    Resume(Output),
+    Resume(Common),
+    /// Let a process take no more jobs, and wait until it holds none; then it can be ended.
+    Drain(Drain),
+    /// Look for what is wrong, or will be, and say what to do about it.
+    Doctor(Doctor),
     /// Look at the configuration.
     #[command(subcommand)]
     Config(ConfigCommand),
@@ -67,6 +83,8 @@ pub enum Command {
         /// Where to.
         path: PathBuf,
     },
+    /// Do nothing until told to stop: keeps a pod open for commands that run in it.
+    Wait,
     /// Print a completion script for a shell.
     Completion {
         /// The shell.
@@ -79,66 +97,4 @@ pub enum Command {
 pub enum ConfigCommand {
     /// Print the effective configuration, secrets masked, or every problem with it.
     Check,
-}
-
-/// How answers are printed.
-#[derive(Debug, Clone, Copy, Args)]
-pub struct Output {
-    /// A table for people, or JSON for scripts.
-    #[arg(short, long, value_enum, default_value_t = Format::Table)]
-    pub output: Format,
-}
-
-/// How answers are printed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Format {
-    /// For people.
-    Table,
-    /// For scripts.
-    Json,
-}
-
-/// Which jobs to show.
-#[derive(Debug, Args)]
-pub struct Peek {
-    /// A queue by its name (high, low, ...) or key, `completed` or `dead`; all queues when not given.
-    #[arg(long, default_value = "", hide_default_value = true)]
-    pub queue: String,
-    /// How many.
-    #[arg(short = 'n', long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=1000))]
-    pub count: u64,
-    /// How to print them.
-    #[command(flatten)]
-    pub output: Output,
-}
-
-/// Deleting dead letters.
-#[derive(Debug, Args)]
-pub struct Purge {
-    /// Yes, delete them: this cannot be undone.
-    #[arg(long)]
-    pub yes: bool,
-    /// How to print the result.
-    #[command(flatten)]
-    pub output: Output,
-}
-
-/// Which dead letters to requeue, and how fast.
-#[derive(Debug, Args)]
-pub struct Requeue {
-    /// Only this job; may be given several times.
-    #[arg(long, value_name = "ID")]
-    pub id: Vec<String>,
-    /// Only jobs that died for this reason.
-    #[arg(long, value_name = "REASON", value_parser = PossibleValuesParser::new(Reason::ALL.map(Reason::as_str)))]
-    pub reason: Option<String>,
-    /// At most this many a second.
-    #[arg(long, value_name = "PER_SECOND", value_parser = clap::value_parser!(u32).range(1..))]
-    pub rate: Option<u32>,
-    /// Say what would be done, and do nothing.
-    #[arg(long)]
-    pub dry_run: bool,
-    /// How to print the result.
-    #[command(flatten)]
-    pub output: Output,
 }

@@ -2,10 +2,12 @@
 //! third time it gets there. Compiled into debug builds only.
 
 /// Every failpoint.
-pub const ALL: [&str; 9] = [
+pub const ALL: [&str; 11] = [
     "after-register",
     "before-cycle",
     "after-cycle",
+    "before-start",
+    "after-start",
     "before-handle",
     "after-handle",
     "after-park",

@@ -1,5 +1,6 @@
 //! Handlers: what runs a job. Each turns one job into one [`Outcome`] and nothing else; what becomes of
 //! the job is decided elsewhere, so a handler never sees Redis, retries or queues' keys.
+pub mod by_type;
 pub mod command;
 pub mod function;
 pub mod http;
@@ -11,6 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
+pub use by_type::ByType;
 pub use command::{Command, CommandSettings};
 pub use function::Function;
 pub use http::{Http, HttpSettings};
@@ -18,6 +20,9 @@ pub use simulate::{Simulate, SimulateSettings};
 
 /// An error text is kept with the job for its whole life, so it has a bound of its own.
 const ERROR_MAX: usize = 4 * 1024;
+
+/// Read of an answer, and of what a program prints: more than a verdict needs, little enough to hold for every slot.
+const ANSWER_MAX: usize = 64 * 1024;
 
 /// What runs the jobs of this process: one of the three kinds of `worker.handler.kind`, or what embeds the worker.
 #[derive(Debug)]
@@ -30,6 +35,8 @@ pub enum Handler {
     Command(Command),
     /// Calls a function.
     Function(Function),
+    /// Asks another handler, by the type of the job.
+    ByType(ByType),
 }
 
 /// What is known about one run besides the job itself.
@@ -53,6 +60,9 @@ impl Handler {
     pub fn instant(&self, job: &Job) -> Option<Outcome> {
         match self {
             Self::Simulate(simulate) => simulate.instant(job),
+            Self::ByType(by_type) => {
+                by_type.of(job).map_or_else(|| Some(ByType::none(job)), |handler| handler.instant(job))
+            }
             Self::Http(_) | Self::Command(_) | Self::Function(_) => None,
         }
     }
@@ -67,6 +77,32 @@ impl Handler {
             Self::Http(http) => Box::pin(http.handle(job, call)).await,
             Self::Command(command) => Box::pin(command.handle(job, call)).await,
             Self::Function(function) => function.handle(job, call),
+            Self::ByType(by_type) => match by_type.of(job) {
+                Some(handler) => Box::pin(handler.handle(job, call)).await,
+                None => ByType::none(job),
+            },
+        }
+    }
+
+    /// Tells the application of a job that is given up without its own word (it timed out, or killed whoever ran it),
+    /// where there is one to tell: it may object, or not be there.
+    pub async fn bury(&self, obituary: &Job, call: &Call) -> Outcome {
+        match self {
+            Self::Http(http) => Box::pin(http.bury(obituary, call)).await,
+            Self::ByType(by_type) => match by_type.of(obituary) {
+                Some(handler) => Box::pin(handler.bury(obituary, call)).await,
+                None => Outcome::Done,
+            },
+            Self::Simulate(_) | Self::Command(_) | Self::Function(_) => Outcome::Done,
+        }
+    }
+
+    /// Whether jobs are posted to a program that may die by itself.
+    pub fn posts(&self) -> bool {
+        match self {
+            Self::Http(_) => true,
+            Self::ByType(by_type) => by_type.all().any(Self::posts),
+            Self::Simulate(_) | Self::Command(_) | Self::Function(_) => false,
         }
     }
 }

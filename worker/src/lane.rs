@@ -12,14 +12,15 @@ use jobqueue::store::{LaneHandle, Session, StoreError};
 use tokio::sync::mpsc;
 
 use crate::failpoint;
-use crate::shared::{Beat, Shared};
+use crate::shared::{Beat, LaneSettings, Shared};
 use crate::shutdown::Shutdown;
-use crate::slots::Permit;
+use crate::slots::{self, Permit};
 
 mod cycle;
 mod drain;
 mod held;
 mod idle;
+mod opening;
 pub mod parked;
 mod running;
 
@@ -90,6 +91,7 @@ pub struct Lane {
     hungry: bool,
     alone: Option<u64>,
     cycled: Instant,
+    shutdown: Shutdown,
     deadline: Option<Instant>,
 }
 
@@ -102,6 +104,7 @@ impl Lane {
         index: usize,
         park_sessions: Vec<Session>,
         beat: Arc<Beat>,
+        shutdown: Shutdown,
     ) -> Result<Self, StoreError> {
         let asked = Instant::now();
         let handle = session.register(&shared.registration).await?;
@@ -150,28 +153,39 @@ impl Lane {
             hungry: true,
             alone: None,
             cycled: Instant::now(),
+            shutdown,
             deadline: None,
         })
     }
 
     /// Reserves, handles and settles until shutdown, then drains.
-    pub async fn run(mut self, mut shutdown: Shutdown) -> (End, Session) {
+    pub async fn run(mut self) -> (End, Session) {
+        let mut shutdown = self.shutdown.clone();
         let end = loop {
             self.beat.tick();
+            if let Some(presence) = &self.shared.presence {
+                presence.quieted(!self.quiet.is_empty());
+            }
             while let Ok(event) = self.events.try_recv() {
                 self.take(event);
             }
-            if shutdown.is_requested() {
-                self.drain();
+            self.drain_if_asked();
+            if self.deadline.is_some() {
+                self.give_back_unstarted();
             }
             if self.past_deadline() {
                 self.release_running().await;
             }
-            if self.is_drained() {
+            if self.is_drained() || self.has_waited_enough() {
                 break self.close().await;
             }
             if self.must_unpark() {
                 self.unpark().await;
+            }
+            if self.must_open()
+                && let Err(end) = self.open_held().await
+            {
+                break end;
             }
             if self.must_cycle() {
                 if let Err(end) = self.cycle().await {
@@ -206,14 +220,14 @@ impl Lane {
                 let alone = permit.num_permits() == self.shared.slots.total() as usize;
                 let held = &mut self.held[queue][at];
                 let Phase::Waiting(job, _) = &held.phase else { return };
-                let job = Arc::clone(job);
+                held.phase = Phase::Admitted(Arc::clone(job));
                 held.permit = Some(permit);
-                held.phase = Phase::Admitted(Arc::clone(&job));
+                held.admitted = true;
                 if alone {
                     // Starts once the record says so: a crash must find it written down.
                     self.alone = Some(key);
                 } else {
-                    self.start(queue, at, job);
+                    self.begin(queue, at);
                 }
             }
             Event::Parked { park, arrival } => self.arrived(park, arrival),
@@ -253,8 +267,8 @@ impl Lane {
     }
 
     fn room(&self) -> usize {
-        let held: usize = self.held.iter().map(Vec::len).sum();
-        self.shared.slots.free().min(self.shared.settings.capacity.saturating_sub(held))
+        let LaneSettings { share, spare, .. } = self.shared.settings;
+        slots::room(self.shared.slots.free(), self.held_count(), share, spare)
     }
 
     fn until_next(&self) -> Duration {
@@ -278,7 +292,7 @@ impl Lane {
         if self.alone == Some(held.key) {
             self.alone = None;
         }
-        if held.probe && !matches!(held.phase, Phase::Finished(..)) {
+        if held.probe && !matches!(held.phase, Phase::Finished(..) | Phase::Outdated(..)) {
             self.shared.breaker(queue).abandoned();
         }
     }

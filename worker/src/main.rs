@@ -5,13 +5,14 @@ use std::time::SystemTime;
 
 use anyhow::Context;
 use clap::{CommandFactory, Parser};
+use futures::FutureExt as _;
 use jobqueue::config::{Config, Loaded, environment};
 use worker::cli::{Cli, Command, ConfigCommand, Role};
 use worker::health::{FIRST_LANE, Readiness};
 use worker::metrics::Metrics;
 use worker::roles;
 use worker::server::{self, Observed};
-use worker::shutdown::{Shutdown, shutdown};
+use worker::shutdown::{Stopper, shutdown};
 use worker::traces::Tracer;
 
 /// The configuration is wrong, or the command line.
@@ -36,6 +37,9 @@ fn main() -> ExitCode {
                 ExitCode::FAILURE
             }
         };
+    }
+    if let Some(Command::Wait) = cli.command {
+        return wait();
     }
     let mut loaded = match Config::load(cli.config.as_deref(), environment()) {
         Ok(loaded) => loaded,
@@ -69,6 +73,25 @@ fn main() -> ExitCode {
     }
 }
 
+/// Waits for a signal. As the first process of a container nobody else would act on one.
+fn wait() -> ExitCode {
+    let waited = tokio::runtime::Builder::new_current_thread().enable_all().build().and_then(|runtime| {
+        runtime.block_on(async {
+            let (stopper, mut stopping) = shutdown();
+            on_signal(Arc::new(stopper))?;
+            stopping.requested().await;
+            Ok(())
+        })
+    });
+    match waited {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("Could not wait: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
 /// Under another name first: whoever finds the program finds all of it.
 fn install(path: &std::path::Path) -> std::io::Result<()> {
     let part = path.with_extension("part");
@@ -78,42 +101,36 @@ fn install(path: &std::path::Path) -> std::io::Result<()> {
 
 async fn run(cli: Cli, loaded: Loaded, started: SystemTime) -> anyhow::Result<ExitCode> {
     let Loaded { config, notes } = loaded;
-    if config.protocol == jobqueue::config::Protocol::Async {
-        // Read as `files` jobs, theirs would all be malformed, and end among the dead letters.
-        eprintln!(
-            "protocol = {}: this version speaks files and sidekiq; nothing was touched",
-            config.protocol
-        );
-        return Ok(ExitCode::from(EXIT_USAGE));
-    }
     let role = match (cli.role, &cli.command) {
         (Some(role), _) => role,
         (None, Some(_)) => Role::Admin,
         (None, None) => {
-            eprintln!("--role is missing: producer, worker, all or admin (see --help)");
+            eprintln!("--role is missing: producer, worker, all, api or admin (see --help)");
             return Ok(ExitCode::from(EXIT_USAGE));
         }
     };
     if role == Role::Admin {
         let Some(command) = cli.command else {
             eprintln!(
-                "--role=admin needs a command: stats, peek, purge-dlq, requeue-dlq, pause or resume (see --help)"
+                "--role=admin needs a command: stats, peek, job, enqueue, dlq, pause, resume or doctor (see --help)"
             );
             return Ok(ExitCode::from(EXIT_USAGE));
         };
         return roles::admin::run(&config, command).await;
     }
-    if matches!(role, Role::Producer | Role::All) && config.protocol == jobqueue::config::Protocol::Sidekiq {
+    if matches!(role, Role::Producer | Role::All) && config.protocol != jobqueue::config::Protocol::Files {
         eprintln!(
-            "protocol = sidekiq: Sidekiq's clients enqueue their own jobs, there is no producer; use --role=worker"
+            "protocol = {}: its clients enqueue their own jobs, there is no producer; use --role=worker",
+            config.protocol
         );
         return Ok(ExitCode::from(EXIT_USAGE));
     }
-    if role == Role::Api {
-        eprintln!("--role=api serves protocol async, which this version does not speak yet");
+    if role == Role::Api && config.protocol != jobqueue::config::Protocol::Async {
+        eprintln!("protocol = {}: --role=api serves protocol async; set protocol: async", config.protocol);
         return Ok(ExitCode::from(EXIT_USAGE));
     }
-    serve(role, &config, &notes, started).await
+    // Boxed: it lives as long as the process, its caller's stack need not hold it.
+    Box::pin(serve(role, &config, &notes, started)).await
 }
 
 async fn serve(
@@ -129,10 +146,17 @@ async fn serve(
     }
     let metrics = Arc::new(Metrics::new(&config.worker.priorities)?);
     let runs_jobs = matches!(role, Role::Worker | Role::All);
-    let readiness = Readiness::waiting_for(if runs_jobs { &[FIRST_LANE] } else { &[] });
+    let readiness = Readiness::waiting_for(match role {
+        Role::Worker | Role::All => &[FIRST_LANE],
+        Role::Api => &[roles::api::REDIS],
+        Role::Producer | Role::Admin => &[],
+    });
     let tracing_config = &config.observability.tracing;
-    let tracer =
-        if tracing_config.enabled { Tracer::start(tracing_config.endpoint.expose())? } else { Tracer::off() };
+    let tracer = if tracing_config.enabled {
+        Tracer::start(&collector(&tracing_config.endpoint))?
+    } else {
+        Tracer::off()
+    };
     let listener = server::bind(config.observability.metrics_port).await?;
     tracing::info!(value = %listener.local_addr()?, "Serving metrics");
     let observed = Observed { metrics: Arc::clone(&metrics), readiness: readiness.clone() };
@@ -141,12 +165,23 @@ async fn serve(
         server::serve(listener, observed, async move { server_stopped.requested().await }).await
     });
 
-    let stopping = on_signal().context("cannot listen for signals")?;
+    let (stopper, stopping) = shutdown();
+    let stopper = Arc::new(stopper);
+    on_signal(Arc::clone(&stopper)).context("cannot listen for signals")?;
+    // Whichever fails first ends the other too, but in order: running jobs are drained.
+    let ending = |outcome: anyhow::Result<bool>| outcome.inspect_err(|_| stopper.stop());
     let producing = async {
         if !matches!(role, Role::Producer | Role::All) {
             return Ok(true);
         }
-        roles::producer::run(config, Arc::clone(&metrics), tracer.clone(), stopping.clone()).await
+        let producer = roles::producer::run(config, Arc::clone(&metrics), tracer.clone(), stopping.clone());
+        ending(producer.await)
+    };
+    let serving = async {
+        if role != Role::Api {
+            return Ok(true);
+        }
+        ending(roles::api::run(config, Arc::clone(&metrics), readiness.clone(), stopping.clone()).await)
     };
     let working = async {
         if !runs_jobs {
@@ -154,32 +189,39 @@ async fn serve(
         }
         let around = roles::worker::Surroundings {
             metrics: Arc::clone(&metrics),
-            readiness,
+            readiness: readiness.clone(),
             tracer: tracer.clone(),
             started_ms: started
                 .duration_since(SystemTime::UNIX_EPOCH)
                 .map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(0)),
         };
-        roles::worker::run(config, around, stopping.clone()).await
+        ending(roles::worker::run(config, around, stopping.clone()).await)
     };
-    // Whichever fails first ends the process; without a failure both go on until the signal.
-    let outcome = tokio::try_join!(producing, working);
+    let (scanned, answered, clean) = tokio::join!(producing, serving, working);
     tracer.shutdown().await;
     stop_server.stop();
     let _ = tokio::time::timeout(std::time::Duration::from_secs(1), server).await;
-    let (scanned, clean) = outcome?;
+    let (scanned, answered, clean) = (scanned?, answered?, clean?);
     tracing::info!("Stopped");
-    Ok(match (scanned, clean) {
+    Ok(match (scanned, answered && clean) {
         (_, false) => ExitCode::from(EXIT_UNCLEAN),
         (false, true) if role == Role::Producer => ExitCode::FAILURE,
         _ => ExitCode::SUCCESS,
     })
 }
 
+/// Where traces go: as configured, else as OpenTelemetry's own variable says, else where a collector listens by default.
+fn collector(configured: &jobqueue::config::Url) -> String {
+    let given = |endpoint: &String| !endpoint.is_empty();
+    Some(configured.expose().to_owned())
+        .filter(given)
+        .or_else(|| std::env::var("OTEL_EXPORTER_OTLP_ENDPOINT").ok().filter(given))
+        .unwrap_or_else(|| "http://localhost:4317".to_owned())
+}
+
 /// SIGINT and SIGTERM ask to stop; a second one ends the process at once.
-fn on_signal() -> std::io::Result<Shutdown> {
+fn on_signal(stopper: Arc<Stopper>) -> std::io::Result<()> {
     use tokio::signal::unix::{SignalKind, signal};
-    let (stopper, stopping) = shutdown();
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     tokio::spawn(async move {
         let mut signalled = async || {
@@ -189,13 +231,14 @@ fn on_signal() -> std::io::Result<Shutdown> {
             }
         };
         signalled().await;
-        tracing::info!("Stopping: no new jobs, what runs may finish; signal again to stop at once");
         stopper.stop();
-        // One Ctrl-C may arrive twice: at the process, and at its group.
+        // One Ctrl-C may arrive twice: at the process, and at its group. What came meanwhile, of either kind, is dropped.
         tokio::time::sleep(REPEATED).await;
+        let _ = (signalled().now_or_never(), signalled().now_or_never());
+        tracing::info!("Stopping: no new jobs, what runs may finish; signal again to stop at once");
         let code = signalled().await;
         tracing::warn!("Stopped at once");
         std::process::exit(code);
     });
-    Ok(stopping)
+    Ok(())
 }

@@ -72,6 +72,7 @@ pub struct Metrics {
 #[derive(Debug)]
 pub struct QueueMetrics {
     name: Arc<str>,
+    is_other: bool,
     produced: IntCounter,
     consumed: IntCounter,
     completed: IntCounter,
@@ -82,6 +83,7 @@ pub struct QueueMetrics {
     moved_by_reaper: IntCounter,
     interrupted: IntCounter,
     released: IntCounter,
+    dropped: IntCounter,
     processing_duration: Histogram,
     wait: Histogram,
     breaker: IntGauge,
@@ -93,9 +95,13 @@ impl Metrics {
     pub fn new(queues: &[String]) -> Result<Self, prometheus::Error> {
         let registry = Registry::new();
         let families = QueueFamilies::register(&registry)?;
-        let named = queues.iter().filter(|name| *name != OTHER).take(MAX_QUEUES - 1);
-        let by_name: HashMap<_, _> =
-            named.map(|name| (name.clone(), QueueMetrics::resolve(&families, name))).collect();
+        let named = queues.iter().filter(|name| *name != OTHER).enumerate();
+        let by_name: HashMap<_, _> = named
+            .map(|(at, name)| {
+                let label = if at < MAX_QUEUES - 1 { name } else { OTHER };
+                (name.clone(), QueueMetrics::resolve(&families, name, label))
+            })
+            .collect();
         let queue_gauges = QueueGauges::new()?;
         registry.register(Box::new(queue_gauges.clone()))?;
         registry.register(Box::new(ProcessGauges::new()?))?;
@@ -132,7 +138,7 @@ impl Metrics {
     pub fn queue(&self, name: &str) -> &Arc<QueueMetrics> {
         self.by_name
             .get(name)
-            .unwrap_or_else(|| self.other.get_or_init(|| QueueMetrics::resolve(&self.families, OTHER)))
+            .unwrap_or_else(|| self.other.get_or_init(|| QueueMetrics::resolve(&self.families, OTHER, OTHER)))
     }
 
     /// Exports what the queues look like; `None` when another process does it from now on.
@@ -171,6 +177,11 @@ impl Metrics {
         self.redis_round_trips.inc_by(n);
     }
 
+    /// Where a role adds what only it counts.
+    pub fn registry(&self) -> &Registry {
+        &self.registry
+    }
+
     /// Everything, in the text format that `/metrics` answers with.
     pub fn render(&self) -> String {
         let mut text = Vec::with_capacity(16 * 1024);
@@ -182,15 +193,16 @@ impl Metrics {
     }
 
     fn label<'a>(&self, name: &'a str) -> &'a str {
-        if self.by_name.contains_key(name) { name } else { OTHER }
+        self.by_name.get(name).map_or(OTHER, |queue| if queue.is_other { OTHER } else { name })
     }
 }
 
 impl QueueMetrics {
-    fn resolve(families: &QueueFamilies, queue: &str) -> Arc<Self> {
+    fn resolve(families: &QueueFamilies, name: &str, queue: &str) -> Arc<Self> {
         let of = |family: &IntCounterVec| family.with_label_values(&[queue]);
         Arc::new(Self {
-            name: Arc::from(queue),
+            name: Arc::from(name),
+            is_other: queue == OTHER,
             produced: of(&families.produced),
             consumed: of(&families.consumed),
             completed: of(&families.completed),
@@ -201,13 +213,14 @@ impl QueueMetrics {
             moved_by_reaper: of(&families.moved_by_reaper),
             interrupted: of(&families.interrupted),
             released: of(&families.released),
+            dropped: of(&families.dropped),
             processing_duration: families.processing_duration.with_label_values(&[queue]),
             wait: families.wait.with_label_values(&[queue]),
             breaker: families.breaker.with_label_values(&[queue]),
         })
     }
 
-    /// The queue's name, as its label has it.
+    /// The queue's own name, also where its label is `other`.
     pub fn name(&self) -> &Arc<str> {
         &self.name
     }
@@ -269,6 +282,11 @@ impl QueueMetrics {
         self.released.inc_by(n);
     }
 
+    /// `n` entries of the queue named a job that is not to be run: cancelled, or named twice.
+    pub fn jobs_dropped(&self, n: u64) {
+        self.dropped.inc_by(n);
+    }
+
     /// The queue's breaker changed its state.
     pub fn breaker_is(&self, state: State) {
         self.breaker.set(state.as_gauge());
@@ -288,6 +306,7 @@ struct QueueFamilies {
     moved_by_reaper: IntCounterVec,
     interrupted: IntCounterVec,
     released: IntCounterVec,
+    dropped: IntCounterVec,
     processing_duration: HistogramVec,
     wait: HistogramVec,
     breaker: IntGaugeVec,
@@ -332,6 +351,11 @@ impl QueueFamilies {
             released: counters(
                 "jobs_released_total",
                 "Jobs given back uncounted: at shutdown, or because their handler was not there",
+                &["queue"],
+            )?,
+            dropped: counters(
+                "jobs_dropped_total",
+                "Entries of the queue that were not run: their job was cancelled, or named twice (protocol async)",
                 &["queue"],
             )?,
             processing_duration: histograms(

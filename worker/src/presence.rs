@@ -41,6 +41,8 @@ pub struct Presence {
     processed: AtomicU64,
     failed: AtomicU64,
     quiet: AtomicBool,
+    /// The operator, or somebody with the CLI, has told its lanes to take no more jobs.
+    quieted: AtomicBool,
     paused: Vec<AtomicBool>,
     running: Mutex<HashMap<Place, Running>>,
 }
@@ -91,6 +93,7 @@ impl Presence {
             processed: AtomicU64::new(0),
             failed: AtomicU64::new(0),
             quiet: AtomicBool::new(false),
+            quieted: AtomicBool::new(false),
             paused: worker.priorities.iter().map(|_| AtomicBool::new(false)).collect(),
             running: Mutex::default(),
         }
@@ -99,6 +102,11 @@ impl Presence {
     /// Somebody said TSTP: it takes no more jobs.
     pub fn is_quiet(&self) -> bool {
         self.quiet.load(Ordering::Relaxed)
+    }
+
+    /// Whether a lane was told to take no more jobs; all of a process are told the same.
+    pub fn quieted(&self, quiet: bool) {
+        self.quieted.store(quiet, Ordering::Relaxed);
     }
 
     /// Nobody may take jobs of this queue.
@@ -125,10 +133,9 @@ impl Presence {
     /// A job that ran was settled: counted as Sidekiq counts, every run as processed and a failed one as both.
     pub fn settled(&self, verdict: Verdict) {
         let failed = match verdict {
-            Verdict::Done => 0,
-            // Discarded is only what failed before: for a job that says `retry: false`, or by its own wish.
-            Verdict::Retried | Verdict::Discarded | Verdict::Dead(_) => 1,
-            Verdict::Released | Verdict::Suspected => return,
+            Verdict::Done | Verdict::Discarded => 0,
+            Verdict::Retried | Verdict::GivenUp | Verdict::Dead(_) => 1,
+            Verdict::Released | Verdict::Suspected | Verdict::Dropped => return,
         };
         self.processed.fetch_add(1, Ordering::Relaxed);
         self.failed.fetch_add(failed, Ordering::Relaxed);
@@ -138,7 +145,7 @@ impl Presence {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn beat(&self, now_ms: u64, seq: u64, rtt: Duration) -> ProcessBeat {
+    fn beat(&self, now_ms: u64, seq: u64, rtt: Duration, quiet: bool) -> ProcessBeat {
         let now = Instant::now();
         let mut work = Vec::new();
         for ((lane, key), running) in &*self.running() {
@@ -156,7 +163,7 @@ impl Presence {
             ("info", self.info.clone()),
             ("busy", work.len().to_string()),
             ("beat", time::seconds(now_ms)),
-            ("quiet", self.is_quiet().to_string()),
+            ("quiet", quiet.to_string()),
             ("rss", resident_kib().to_string()),
             ("rtt_us", rtt.as_micros().to_string()),
             ("concurrency", self.concurrency.to_string()),
@@ -195,37 +202,69 @@ impl Presence {
     }
 }
 
+/// What was said last, and what has to be said again.
+#[derive(Default)]
+struct Telling {
+    seq: u64,
+    unsaid: Option<ProcessBeat>,
+    rtt: Duration,
+    /// When it was last said, and whether it was quiet then.
+    said: Option<(Instant, bool)>,
+}
+
+impl Telling {
+    /// It is time, or there is news that should not wait for it.
+    fn is_due(&self, quiet: bool) -> bool {
+        self.said.is_none_or(|(at, was)| at.elapsed() >= BEAT || was != quiet)
+    }
+
+    /// Says how things are; first, as it was, what was not answered: its number keeps it from counting twice. Answers
+    /// whether all is said.
+    async fn say(&mut self, presence: &Presence, session: &mut Session, quiet: bool) -> bool {
+        loop {
+            let (beat, again) = if let Some(unsaid) = self.unsaid.take() {
+                (unsaid, true)
+            } else {
+                self.seq += 1;
+                (presence.beat(session.now_ms(), self.seq, self.rtt, quiet), false)
+            };
+            if let Err(error) = session.beat(&presence.names, &beat).await {
+                tracing::warn!(error = %error, "Could not tell Sidekiq's page of this process");
+                self.unsaid = Some(beat);
+                return false;
+            }
+            if !again {
+                self.said = Some((Instant::now(), quiet));
+                return true;
+            }
+        }
+    }
+}
+
 /// Shows the process and listens to what it is told, until its last lane is closed; then takes it out of sight.
-pub async fn run(shared: Arc<Shared>, mut session: Session, stopped: Shutdown) {
+/// `stopping` is asked for before that: from then on it takes no more jobs.
+pub async fn run(shared: Arc<Shared>, mut session: Session, stopping: Shutdown, stopped: Shutdown) {
     let Some(presence) = &shared.presence else { return };
-    let (mut beaten, mut pruned): (Option<Instant>, Option<Instant>) = (None, None);
-    let (mut seq, mut unsaid): (u64, Option<ProcessBeat>) = (0, None);
-    let mut rtt = Duration::ZERO;
+    let mut pruned: Option<Instant> = None;
+    let mut telling = Telling::default();
     // Ruby's processes take these two from the shell too.
     let mut signals = (signal(SignalKind::from_raw(20)).ok(), signal(SignalKind::from_raw(21)).ok());
     loop {
-        let last = stopped.is_requested();
-        if last || beaten.is_none_or(|at| at.elapsed() >= BEAT) {
-            // What was not answered is said again as it was: its number keeps it from counting twice.
-            let beat = unsaid.take().unwrap_or_else(|| {
-                seq += 1;
-                presence.beat(session.now_ms(), seq, rtt)
-            });
-            match session.beat(&presence.names, &beat).await {
-                Ok(()) => beaten = Some(Instant::now()),
-                Err(error) => {
-                    tracing::warn!(error = %error, "Could not tell Sidekiq's page of this process");
-                    unsaid = Some(beat);
-                }
-            }
-        }
-        if last {
+        let quiet =
+            presence.is_quiet() || presence.quieted.load(Ordering::Relaxed) || stopping.is_requested();
+        if stopped.is_requested() {
+            // Once more, for the counts: nobody says them later. Whoever started us waits a second for it.
+            let _ = telling.say(presence, &mut session, quiet).await
+                || telling.say(presence, &mut session, quiet).await;
             break;
+        }
+        if telling.is_due(quiet) {
+            telling.say(presence, &mut session, quiet).await;
         }
         let asked = Instant::now();
         match session.told(&presence.names, &presence.identity).await {
             Ok(told) => {
-                rtt = asked.elapsed();
+                telling.rtt = asked.elapsed();
                 for (queue, paused) in presence.queues.iter().zip(&presence.paused) {
                     let now = told.paused.contains(queue);
                     if paused.swap(now, Ordering::Relaxed) != now {

@@ -7,6 +7,7 @@ use jobqueue::store::StoreError;
 use crate::shutdown::Shutdown;
 
 pub mod admin;
+pub mod api;
 pub mod producer;
 pub mod worker;
 

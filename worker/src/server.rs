@@ -96,14 +96,14 @@ async fn metrics(State(observed): State<Observed>) -> Response {
 
 /// Alive while the event loop still starts and finishes tasks. Nothing else: a restart heals neither
 /// Redis nor a handler.
-async fn healthz() -> Response {
+pub(crate) async fn healthz() -> Response {
     match tokio::spawn(async {}).await {
         Ok(()) => "ok\n".into_response(),
         Err(_) => StatusCode::SERVICE_UNAVAILABLE.into_response(),
     }
 }
 
-async fn readyz(State(observed): State<Observed>) -> Response {
+pub(crate) async fn readyz(State(observed): State<Observed>) -> Response {
     let report = observed.readiness.report();
     let code = match report.status {
         Status::Ready => StatusCode::OK,

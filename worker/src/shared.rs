@@ -26,8 +26,10 @@ pub struct LaneSettings {
     pub park_timeout: Duration,
     /// Entries the completed list keeps.
     pub completed_max: Option<u64>,
-    /// Jobs one lane holds at most.
-    pub capacity: usize,
+    /// The slots of one lane: as many as it may always use.
+    pub share: usize,
+    /// Slots that a lane leaves free when it goes beyond its share.
+    pub spare: usize,
     /// From the first signal to the release of what still runs.
     pub drain_timeout: Duration,
     /// How often each queue is asked first; empty: always in their order.

@@ -8,6 +8,18 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+/// How many of the free slots a lane may take that holds `held` jobs: up to its share, and beyond it what leaves
+/// `left` of them free.
+pub fn room(free: usize, held: usize, share: usize, left: usize) -> usize {
+    free.min(share.saturating_sub(held).max(free.saturating_sub(left)))
+}
+
+/// How many of the slots that its `due` jobs give back a lane may use again at once, when it takes `room` besides: none
+/// beyond its share. Those are free for a moment, for whoever has less.
+pub fn again(due: usize, held: usize, room: usize, share: usize) -> usize {
+    due.min((share + due).saturating_sub(held + room))
+}
+
 /// Slots taken; given back when dropped.
 pub type Permit = OwnedSemaphorePermit;
 
@@ -92,6 +104,17 @@ mod tests {
         assert_eq!(at_once, [100, 50, 25, 12, 6, 3, 1, 1, 1]);
         assert_eq!(slots.weight(6), 64, "leaves room for others");
         assert_eq!((slots.weight(7), slots.weight(200)), (100, 100), "alone, and no overflow");
+    }
+
+    #[test]
+    fn a_lane_takes_its_share_and_beyond_it_leaves_the_others_something_to_wake_up_with() {
+        assert_eq!(room(16, 0, 4, 3), 13, "nobody else has jobs");
+        assert_eq!(room(3, 13, 4, 3), 0, "one for each of the others");
+        assert_eq!(room(2, 1, 4, 3), 2, "its share is its own");
+        assert_eq!(room(16, 0, 4, usize::MAX), 4, "the others serve the same queues");
+        assert_eq!(again(4, 4, 0, 4), 4, "a slot of its share is used again in the same call");
+        assert_eq!(again(13, 13, 0, 4), 4, "what was borrowed goes back first");
+        assert_eq!(again(2, 9, 0, 4), 0);
     }
 
     #[test]

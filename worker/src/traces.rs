@@ -216,9 +216,9 @@ impl Drop for JobSpan {
 /// The word for an outcome in spans.
 pub const fn outcome_word(outcome: &Outcome) -> &'static str {
     match outcome {
-        Outcome::Done => "done",
+        Outcome::Done | Outcome::DoneWith(_) => "done",
         Outcome::Failed(_) | Outcome::RetryIn(..) => "failed",
-        Outcome::Discard => "discarded",
+        Outcome::Discard(_) => "discarded",
         Outcome::Kill(_) => "killed",
         Outcome::HandlerDied(_) => "interrupted",
         Outcome::HandlerUnavailable(_) => "unavailable",

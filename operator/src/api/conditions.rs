@@ -14,6 +14,8 @@ pub const WORKERS_AVAILABLE: &str = "WorkersAvailable";
 pub const SCALING_ACTIVE: &str = "ScalingActive";
 /// No queue is held back because its jobs fail.
 pub const HANDLER_HEALTHY: &str = "HandlerHealthy";
+/// What was asked for waits for something, and takes place by itself.
+pub const RECONCILING: &str = "Reconciling";
 /// Something must be changed by hand.
 pub const STALLED: &str = "Stalled";
 

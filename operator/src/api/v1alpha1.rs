@@ -3,6 +3,7 @@
 //! The doc comments are what `kubectl explain` prints, so they speak to the person who writes the object. What
 //! depends on the protocol (queues, retries, the key prefix) has no default in the schema: the configuration type
 //! of the worker fills it in, the same for everybody.
+mod async_jobs;
 mod redis;
 mod scaling;
 mod status;
@@ -16,6 +17,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+pub use async_jobs::{AsyncJobs, TypeHandler, TypeHttp};
 pub use redis::{External, Managed, Redis, SecretReference, Sentinel, Storage, Tls};
 pub use scaling::{Scaling, ScalingMode};
 pub use status::{JobQueueStatus, QueueStatus, ScalingInputs, ScalingStatus, WorkersStatus};
@@ -95,7 +97,9 @@ pub use worker::{App, Command, Handler, Http, Reaper, Simulate, Worker};
     validation = Rule::new("!has(self.api) || self.protocol == 'async'")
         .message("spec.api is the HTTP API of protocol: async"),
     validation = Rule::new("!has(self.sidekiq) || self.protocol == 'sidekiq'")
-        .message("spec.sidekiq needs protocol: sidekiq")
+        .message("spec.sidekiq needs protocol: sidekiq"),
+    validation = Rule::new("!has(self.async) || self.protocol == 'async'")
+        .message("spec.async needs protocol: async")
 )]
 pub struct JobQueueSpec {
     /// The format of the jobs, and so who can enqueue them: `files` (the directory producer, or anything that can
@@ -145,6 +149,9 @@ pub struct JobQueueSpec {
     /// What only the sidekiq protocol reads.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sidekiq: Option<Sidekiq>,
+    /// What only the async protocol reads.
+    #[serde(default, rename = "async", skip_serializing_if = "Option::is_none")]
+    pub async_jobs: Option<AsyncJobs>,
     /// Stops the workers from taking jobs. What runs is finished, what waits is kept, and enqueueing goes on.
     #[serde(default)]
     pub paused: bool,
@@ -285,7 +292,8 @@ pub struct Producer {
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct Api {
-    /// How many pods serve it. Not set: 2.
+    /// How many pods serve it. Not set: 2 at first, and then as many as a `HorizontalPodAutoscaler` or `kubectl scale`
+    /// asks for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 1000))]
     pub replicas: Option<i32>,
@@ -300,6 +308,35 @@ pub struct Api {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "duration")]
     pub result_ttl: Option<Duration>,
+    /// How deep a request body may nest. Not set: 64.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 99))]
+    pub depth_limit: Option<i32>,
+    /// The longest that `GET /jobs/{id}?wait=` waits. Not set: 1m.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "duration")]
+    pub max_wait: Option<Duration>,
+    /// How long Redis may take before a request is answered with 503. Not set: 1500ms.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "duration")]
+    pub redis_timeout: Option<Duration>,
+    /// How long the head of a request may take to arrive. Not set: 10s.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "duration")]
+    pub header_timeout: Option<Duration>,
+    /// How long the body of a request may take to arrive. Not set: 30s.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "duration")]
+    pub body_timeout: Option<Duration>,
+    /// Connections that a pod has open at once; others wait to be accepted. Not set: 1024.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 100_000))]
+    pub max_connections: Option<i32>,
+    /// How long a pod that is to go still takes new requests, while the Service learns of it. Not set: 5s, or half of
+    /// `worker.drainTimeout` if that is less.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "duration")]
+    pub drain_delay: Option<Duration>,
     /// A partial pod template that is merged into the API's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "pod_template")]
@@ -335,6 +372,11 @@ pub struct Observability {
     /// The least severe log lines that are written; lines about single jobs are `debug`. Not set: info.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log_level: Option<LogLevel>,
+    /// How often pods read lengths and ages of queues for gauges of their own, which they have while no operator exports
+    /// them. Not set: 5s.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "duration")]
+    pub queue_sample_interval: Option<Duration>,
     /// OpenTelemetry traces of enqueueing and running jobs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tracing: Option<Tracing>,
@@ -422,13 +464,12 @@ pub struct Resources {
     pub limits: Option<BTreeMap<String, Value>>,
 }
 
-/// A duration as the worker reads it; the pattern is what its parser takes.
+/// Durations as the worker reads them. In 32 characters no sum of these is longer than what it can count, 584 years.
+const DURATION: &str = r"^(0|([0-9]{1,5}(\.[0-9]+)?h|[0-9]{1,7}(\.[0-9]+)?m|[0-9]{1,9}(\.[0-9]+)?s|[0-9]{1,12}(\.[0-9]+)?(ms|us|ns))+)$";
+
+/// A duration; the pattern takes only what the worker's parser takes.
 fn duration(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({
-        "type": "string",
-        "maxLength": 32,
-        "pattern": r"^(0|([0-9]+(\.[0-9]+)?(h|m|s|ms|us|ns))+)$",
-    })
+    json_schema!({ "type": "string", "maxLength": 32, "pattern": DURATION })
 }
 
 /// A short list of short texts.

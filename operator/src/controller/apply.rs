@@ -10,12 +10,13 @@ use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 
 use super::build::{Child, Children, DEPLOYMENT, Kind, POD, STATEFUL_SET};
-use super::names::{HASH, MANAGED_BY, Names};
+use super::names::{HASH, Names};
 use super::obstacle::obstacle;
 use super::quantity;
 use super::redis_pod;
 use super::resolve::Resolved;
-use super::rolling::{self, is_rolled_out, is_upgrade};
+use super::rolling::{self, is_upgrade};
+use super::rollout::Rollout;
 use super::{Context, Error};
 use crate::api::v1alpha1::JobQueue;
 
@@ -24,6 +25,8 @@ pub const MANAGER: &str = "jobqueue-operator";
 /// Owns the number of workers: an apply without that field would otherwise reset it to 1.
 pub const SCALER: &str = "jobqueue-scaler";
 
+/// Pods of the HTTP API where nobody says how many.
+const NEW_REPLICAS: i64 = 2;
 /// How often pods that do not start are looked at: nobody tells when their reason changes.
 const STARTING: Duration = Duration::from_secs(10);
 
@@ -59,6 +62,8 @@ pub struct Applied {
     pub redis: Option<Value>,
     /// What keeps workers from starting.
     pub obstacle: Option<String>,
+    /// The workers stay as they are until it is their turn to be rolled.
+    pub waits_to_roll: bool,
     /// When something is due that no change in the cluster will tell of.
     pub next_look: Option<Duration>,
 }
@@ -82,16 +87,20 @@ impl Context {
             producer,
             api,
             api_service,
+            api_disruption_budget,
+            api_network_policy,
             disruption_budget,
             network_policy,
             pod_monitor,
-            rendered: _,
+            rendered,
         } = children;
         let configs = self.dynamic(config.kind, queue);
         let live = configs.get_opt(&config.name).await?;
         self.leave_no_jobs(queue, children, resolved, live.as_ref()).await?;
+        self.take_no_lists(queue, children, resolved, live.as_ref()).await?;
         self.apply_child(queue, service_account).await?;
-        self.reconcile_child(queue, &configs, config, live).await?;
+        self.reconcile_child(queue, &configs, config, live.clone()).await?;
+        self.note_taken_out(queue, &rendered.config, live.as_ref());
         for child in [redis_config, redis_service, network_policy] {
             self.apply_child(queue, child).await?;
         }
@@ -101,7 +110,7 @@ impl Context {
         for child in [producer, api] {
             self.apply_when_owned(queue, child).await?;
         }
-        for child in [api_service, disruption_budget] {
+        for child in [api_service, api_disruption_budget, api_network_policy, disruption_budget] {
             self.apply_child(queue, child).await?;
         }
         if self.pod_monitors {
@@ -112,10 +121,10 @@ impl Context {
                 answer => drop(answer?),
             }
         }
-        let starting = worker.as_ref().is_some_and(is_starting);
+        let starting = worker.as_ref().is_some_and(|live| Rollout::of(live).is_starting());
         let obstacle = if starting { self.obstacle(queue).await? } else { None };
         let next_look = if waits_to_roll { Some(rolling::TURN) } else { starting.then_some(STARTING) };
-        Ok(Applied { worker, redis, obstacle, next_look })
+        Ok(Applied { worker, redis, obstacle, waits_to_roll, next_look })
     }
 
     /// What the pods say when fewer of them are ready than wanted.
@@ -137,9 +146,15 @@ impl Context {
         let conflict = self.observer.seen(&reference).is_some_and(|seen| seen.conflict.is_some());
         let may_run = self.observer.owns(&reference) || (live.is_some() && !conflict);
         let mut child = child.clone();
-        if let (false, Some(object)) = (may_run, child.object.as_mut()) {
-            object["spec"]["replicas"] = json!(0);
-            object["metadata"]["annotations"][HASH] = json!("waits-for-its-keys");
+        if let Some(object) = child.object.as_mut() {
+            if !may_run {
+                object["spec"]["replicas"] = json!(0);
+                object["metadata"]["annotations"][HASH] = json!("waits-for-its-keys");
+            } else if object["spec"].get("replicas").is_none()
+                && let Some(replicas) = unclaimed_replicas(live.as_ref())
+            {
+                object["spec"]["replicas"] = json!(replicas);
+            }
         }
         self.reconcile_child(queue, &api, &child, live).await?;
         Ok(())
@@ -222,16 +237,24 @@ impl Context {
         let number = number.unwrap_or(0);
         if let (false, Some(object)) = (owned, child.object.as_mut()) {
             object["spec"]["replicas"] = json!(number);
+            if let Some(live) = &live {
+                // Somebody who changes the number meanwhile is not overruled without a drain.
+                object["metadata"]["resourceVersion"] = json!(live.resource_version());
+            }
         }
+        let is_new = live.is_none();
         let applied = self.reconcile_child(queue, &api, &child, live).await?;
-        if applied.as_ref().is_some_and(is_rolled_out) {
+        if applied.as_ref().is_some_and(|live| Rollout::of(live).is_over()) {
             self.rolling.end(&turn);
         }
         if owned {
             return Ok((applied, false));
         }
+        let Some(applied) = applied else { return Ok((None, false)) };
         let replicas = i32::try_from(number).unwrap_or(0);
-        Ok((Some(self.scale(queue, &child.name, replicas, None).await?), false))
+        // Of one that was just made the status is being written: its version is none to go by, and nobody has scaled it.
+        let version = (!is_new).then(|| &applied["metadata"]["resourceVersion"]);
+        Ok((Some(self.scale(queue, &child.name, replicas, version).await?), false))
     }
 
     /// Asks for this many workers: the only way their number changes. With a version only if nothing has changed since.
@@ -240,7 +263,7 @@ impl Context {
         queue: &JobQueue,
         name: &str,
         replicas: i32,
-        version: Option<&str>,
+        version: Option<&Value>,
     ) -> Result<Value, Error> {
         let mut object = json!({
             "apiVersion": DEPLOYMENT.api_version,
@@ -249,7 +272,7 @@ impl Context {
             "spec": { "replicas": replicas },
         });
         if let Some(version) = version {
-            object["metadata"]["resourceVersion"] = json!(version);
+            object["metadata"]["resourceVersion"] = version.clone();
         }
         let scaled = self.patch(&self.dynamic(&DEPLOYMENT, queue), SCALER, name, &object).await?;
         Ok(serde_json::to_value(scaled).unwrap_or_default())
@@ -301,7 +324,7 @@ impl Context {
     ) -> Result<(), Error> {
         let api = self.dynamic(kind, queue);
         if let Some(live) = api.get_opt(name).await? {
-            if live.labels().get("app.kubernetes.io/managed-by").map(String::as_str) != Some(MANAGED_BY) {
+            if !Names::of(queue).are_on(live.labels()) {
                 return Err(foreign(queue, kind, name));
             }
             if is_satisfied(object, &serde_json::to_value(&live).unwrap_or_default()) {
@@ -320,6 +343,7 @@ impl Context {
         object: &Value,
     ) -> Result<DynamicObject, Error> {
         let params = PatchParams::apply(manager).force().validation_strict();
+        self.pace.write().await;
         Ok(api.patch(name, &params, &Patch::Apply(object)).await?)
     }
 
@@ -333,13 +357,7 @@ impl Context {
     }
 }
 
-/// Whether fewer workers are ready than wanted.
-fn is_starting(worker: &Value) -> bool {
-    let count = |path: &str| worker.pointer(path).and_then(Value::as_i64).unwrap_or(0);
-    count("/status/readyReplicas") < count("/spec/replicas")
-}
-
-fn foreign(queue: &JobQueue, kind: &Kind, name: &str) -> Error {
+pub(super) fn foreign(queue: &JobQueue, kind: &Kind, name: &str) -> Error {
     Error::stalled(
         "NameConflict",
         format!(
@@ -364,10 +382,24 @@ fn version(live: &DynamicObject) -> String {
 
 /// Whether the scaler's field manager owns `spec.replicas`.
 fn scaler_owns_replicas(live: &DynamicObject) -> bool {
-    live.managed_fields().iter().any(|entry| {
+    owners_of_replicas(live).any(|manager| manager == SCALER)
+}
+
+fn owners_of_replicas(live: &DynamicObject) -> impl Iterator<Item = &str> {
+    live.managed_fields().iter().filter_map(|entry| {
         let owns = entry.fields_v1.as_ref().is_some_and(|fields| !fields.0["f:spec"]["f:replicas"].is_null());
-        entry.manager.as_deref() == Some(SCALER) && owns
+        entry.manager.as_deref().filter(|_| owns)
     })
+}
+
+/// How many pods to ask for where the queue does not say: none if somebody else (an HPA, `kubectl scale`) has said it,
+/// since an apply would take the field from them; else as many as there are, or those of a new one.
+fn unclaimed_replicas(live: Option<&DynamicObject>) -> Option<i64> {
+    if live.is_some_and(|live| owners_of_replicas(live).any(|manager| manager != MANAGER)) {
+        return None;
+    }
+    let asked_for = live.and_then(|live| live.data["spec"]["replicas"].as_i64());
+    Some(asked_for.filter(|replicas| *replicas > 0).unwrap_or(NEW_REPLICAS))
 }
 
 /// Whether the live object says everything that is desired; what else it says is not ours.
@@ -407,6 +439,29 @@ fn is_nothing(value: &Value) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn scaled_by(manager: Option<&str>, replicas: i64) -> DynamicObject {
+        let fields = json!({ "f:spec": { "f:replicas": {} } });
+        let owners: Vec<Value> = manager
+            .map(|manager| json!({ "manager": manager, "operation": "Update", "fieldsType": "FieldsV1", "fieldsV1": fields }))
+            .into_iter()
+            .collect();
+        let object = json!({
+            "apiVersion": "apps/v1", "kind": "Deployment",
+            "metadata": { "name": "a", "managedFields": owners }, "spec": { "replicas": replicas },
+        });
+        serde_json::from_value(object).unwrap()
+    }
+
+    #[test]
+    fn who_scales_the_api_is_not_fought_over() {
+        assert_eq!(unclaimed_replicas(None), Some(2), "a new one");
+        assert_eq!(unclaimed_replicas(Some(&scaled_by(Some(MANAGER), 0))), Some(2), "it waited for its keys");
+        assert_eq!(unclaimed_replicas(Some(&scaled_by(Some(MANAGER), 2))), Some(2));
+        assert_eq!(unclaimed_replicas(Some(&scaled_by(Some("kube-controller-manager"), 7))), None);
+        assert_eq!(unclaimed_replicas(Some(&scaled_by(Some("kubectl"), 0))), None);
+        assert_eq!(unclaimed_replicas(Some(&scaled_by(None, 5))), Some(5));
+    }
 
     #[test]
     fn what_others_add_is_no_difference() {

@@ -16,11 +16,11 @@ use sha2::{Digest, Sha256};
 pub use redis::{SETTINGS, generated_secret, users_acl, volume_claim};
 
 use super::Error;
-use super::config::{Rendered, render};
+use super::config::{Rendered, SENTINEL_PASSWORD, render};
 use super::fields;
 use super::names::{HASH, Names};
 use super::resolve::Resolved;
-use crate::api::v1alpha1::{JobQueue, Protocol};
+use crate::api::v1alpha1::JobQueue;
 
 /// An object that is wanted under its name, or not (any more).
 #[derive(Debug, Clone, PartialEq)]
@@ -63,6 +63,9 @@ kinds! {
     POD_MONITOR = "monitoring.coreos.com/v1" "PodMonitor" "podmonitors";
 }
 
+/// The annotation of pods with the hash of the configuration that they were made for.
+pub const CONFIG_HASH: &str = "jobqueue.dev/config-hash";
+
 /// Everything that a `JobQueue` needs.
 #[derive(Debug, Clone)]
 pub struct Children {
@@ -84,6 +87,10 @@ pub struct Children {
     pub api: Child,
     /// The address of the HTTP API.
     pub api_service: Child,
+    /// How many pods of the HTTP API may be evicted at once.
+    pub api_disruption_budget: Child,
+    /// Who may reach the HTTP API.
+    pub api_network_policy: Child,
     /// How many workers may be evicted at once.
     pub disruption_budget: Child,
     /// Who may reach the managed Redis.
@@ -127,11 +134,6 @@ pub fn is_managed(queue: &JobQueue) -> bool {
 
 /// Everything that `queue` needs, or what is wrong with it.
 pub fn children(queue: &JobQueue, resolved: &Resolved) -> Result<Children, Error> {
-    if queue.spec.protocol == Protocol::Async {
-        // Its workers would read the jobs as malformed ones and bury them all.
-        let message = "spec.protocol: the workers of this version speak files and sidekiq";
-        return Err(Error::stalled("UnsupportedProtocol", message));
-    }
     let rendered =
         render(queue, resolved).map_err(|problems| Error::stalled("InvalidSpec", fields::told(&problems)))?;
     let plan = Plan { queue, resolved, names: Names::of(queue), rendered: &rendered };
@@ -141,15 +143,34 @@ pub fn children(queue: &JobQueue, resolved: &Resolved) -> Result<Children, Error
         redis_config: redis::config_map(&plan),
         redis_service: redis::service(&plan),
         redis: redis::stateful_set(&plan),
-        worker: worker::deployment(&plan)?,
-        producer: producer::deployment(&plan)?,
-        api: api::deployment(&plan)?,
+        worker: with_sentinel_login(&plan, worker::deployment(&plan)?),
+        producer: with_sentinel_login(&plan, producer::deployment(&plan)?),
+        api: with_sentinel_login(&plan, api::deployment(&plan)?),
         api_service: api::service(&plan),
+        api_disruption_budget: api::disruption_budget(&plan),
+        api_network_policy: api::network_policy(&plan),
         disruption_budget: policies::disruption_budget(&plan),
         network_policy: policies::network_policy(&plan),
         pod_monitor: policies::pod_monitor(&plan),
         rendered: rendered.clone(),
     })
+}
+
+/// Lets the pods of a Deployment have the password at the Sentinels, if there is one.
+fn with_sentinel_login(plan: &Plan, child: Child) -> Child {
+    let external = plan.queue.spec.redis.as_ref().and_then(|redis| redis.external.as_ref());
+    let asks = external.is_some_and(|external| external.sentinel.is_some());
+    let secret = plan.resolved.redis_secret.as_ref().filter(|secret| asks && secret.has(SENTINEL_PASSWORD));
+    let (Some(secret), Some(mut object)) = (secret, child.object.clone()) else { return child };
+    let variable = json!({
+        "name": "REDIS_SENTINEL_PASSWORD",
+        "valueFrom": { "secretKeyRef": { "name": secret.name, "key": SENTINEL_PASSWORD } },
+    });
+    match &mut object["spec"]["template"]["spec"]["containers"][0]["env"] {
+        Value::Array(variables) => variables.push(variable),
+        other => *other = json!([variable]),
+    }
+    Child::new(child.kind, child.name, Some(object))
 }
 
 /// A short name for what something is: changes when it does. Twelve hex digits of SHA-256, as in image tags.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use jobqueue::connect::Connector;
 use jobqueue::keys::Keys;
-use jobqueue::reaper::{Reaped, Reaper};
+use jobqueue::reaper::{self, Reaped, Reaper};
 use jobqueue::store::{Session, StoreError};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, Preconditions};
@@ -17,37 +17,49 @@ use kube::{Api, ResourceExt};
 use serde_json::json;
 
 use super::build::{self, DEPLOYMENT, Kind, SECRET, STATEFUL_SET, VOLUME_CLAIM, is_managed};
-use super::names::{MANAGED_BY, Names, QUEUE_LABEL};
+use super::names::{Names, QUEUE_LABEL};
 use super::resolve::Resolved;
 use super::{Context, Error, FINALIZER};
+use crate::api::stored::Stored;
 use crate::api::v1alpha1::{DeletionPolicy, JobQueue, Protocol};
-use crate::observer::{Target, claimed_keys};
+use crate::observer::{Asked, Target, claimed_keys};
 
-/// After this long a deletion goes on without Redis: an object that cannot be deleted is worse than keys that stay.
+/// After this long a deletion goes on without Redis, or with pods that nobody stops: an object that cannot be deleted is
+/// worse than keys that stay.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// After this long it goes on although the Kubernetes API refuses to delete something else.
+const LONG_PATIENCE: Duration = Duration::from_secs(600);
+/// How long one step may take; the next one goes on. Few are carried out at once, and other queues wait for their turn.
+const STEP: Duration = Duration::from_secs(30);
+/// Of that, the deletion of keys: there may be many millions.
+const KEYS_STEP: Duration = Duration::from_secs(20);
 /// A pod that is still there this long after its time to stop has passed is stuck: its node is gone, or somebody else's
 /// finalizer holds it. What it may still do to keys that are deleted is nothing: its lanes have no record any more.
 const STUCK: Duration = Duration::from_secs(30);
 
 /// The pods that a deletion waits for.
 #[derive(Debug, PartialEq, Eq)]
-enum Pods {
+enum Remaining {
     /// Some are on their way.
     Stopping,
     /// None but these, which are not waited for any longer.
     Stuck(Vec<String>),
 }
 
-impl Pods {
-    /// By the names of the pods and the second by which each was to have stopped.
-    fn of(pods: impl IntoIterator<Item = (String, Option<i64>)>, now: i64) -> Self {
-        let patience = i64::try_from(STUCK.as_secs()).unwrap_or(i64::MAX);
+impl Remaining {
+    /// By the names of the pods and how long ago each was to have stopped; `None`: nobody has told it to, although what it
+    /// belongs to was removed `waited` ago. It is not ours then, or nobody collects garbage.
+    fn of(pods: impl IntoIterator<Item = (String, Option<i64>)>, waited: Duration) -> Self {
         let mut stuck = vec![];
-        for (name, stops_by) in pods {
-            match stops_by {
-                Some(second) if now - second >= patience => stuck.push(name),
-                _ => return Self::Stopping,
+        for (name, late) in pods {
+            let is_stuck = match late {
+                Some(seconds) => seconds >= seconds_of(STUCK),
+                None => waited >= PATIENCE,
+            };
+            if !is_stuck {
+                return Self::Stopping;
             }
+            stuck.push(name);
         }
         Self::Stuck(stuck)
     }
@@ -71,7 +83,7 @@ impl Context {
     }
 
     async fn write_finalizers(&self, queue: &JobQueue, finalizers: &[&String]) -> Result<(), Error> {
-        let api: Api<JobQueue> = Api::namespaced(self.client.clone(), &queue.namespace().unwrap_or_default());
+        let api: Api<Stored> = Api::namespaced(self.client.clone(), &queue.namespace().unwrap_or_default());
         // With the version: somebody else's finalizer that came in between is not to be lost.
         let patch =
             json!({ "metadata": { "finalizers": finalizers, "resourceVersion": queue.resource_version() } });
@@ -83,48 +95,75 @@ impl Context {
 
     /// One step of a deletion; the next one follows when this one has had its effect.
     pub(super) async fn clean_up(&self, queue: &JobQueue) -> Result<Action, Error> {
-        let names = Names::of(queue);
         self.forget(&ObjectRef::from_obj(queue));
         if !queue.finalizers().iter().any(|name| name == FINALIZER) {
             return Ok(Action::await_change());
         }
+        let since = queue.metadata.deletion_timestamp.as_ref().map(|at| at.0.as_second());
+        let waited = since.map_or(0, |since| jiff::Timestamp::now().as_second() - since);
+        let waited = Duration::from_secs(u64::try_from(waited).unwrap_or(0));
+        let step = tokio::time::timeout(STEP, self.take_down(queue, waited)).await;
+        match step.unwrap_or(Err(Error::Late)) {
+            Ok(Some(next)) => return Ok(Action::requeue(next)),
+            Ok(None) => {}
+            Err(error) if waited < LONG_PATIENCE => return Err(error),
+            Err(error) => {
+                let note = format!("Deleted without everything that belongs to it: {error}");
+                self.publish(queue, EventType::Warning, "ObjectsLeft", "Delete", note).await;
+            }
+        }
+        let others: Vec<&String> = queue.finalizers().iter().filter(|name| *name != FINALIZER).collect();
+        self.write_finalizers(queue, &others).await?;
+        Ok(Action::await_change())
+    }
+
+    /// Removes what belongs to a queue that is being deleted, as far as its order allows; when to go on, if it is not all.
+    async fn take_down(&self, queue: &JobQueue, waited: Duration) -> Result<Option<Duration>, Error> {
+        const SOON: Option<Duration> = Some(Duration::from_secs(1));
+        let names = Names::of(queue);
         for part in ["producer", "api", "worker"] {
             self.remove(queue, &DEPLOYMENT, &names.part(part)).await?;
         }
-        let mut stuck =
-            match self.pods(&names, "app.kubernetes.io/component in (worker,producer,api)").await? {
-                Pods::Stopping => return Ok(Action::requeue(Duration::from_secs(1))),
-                Pods::Stuck(stuck) => stuck,
-            };
+        let of_jobs = "app.kubernetes.io/component in (worker,producer,api)";
+        let mut stuck = match self.pods(&names, of_jobs, waited).await? {
+            Remaining::Stopping => return Ok(SOON),
+            Remaining::Stuck(stuck) => stuck,
+        };
         if is_managed(queue) {
             self.remove(queue, &STATEFUL_SET, &names.part("redis")).await?;
-            match self.pods(&names, "app.kubernetes.io/component=redis").await? {
-                Pods::Stopping => return Ok(Action::requeue(Duration::from_secs(1))),
-                Pods::Stuck(more) => stuck.extend(more),
+            match self.pods(&names, "app.kubernetes.io/component=redis", waited).await? {
+                Remaining::Stopping => return Ok(SOON),
+                Remaining::Stuck(more) => stuck.extend(more),
             }
             self.remove(queue, &VOLUME_CLAIM, &names.part("redis")).await?;
             self.remove(queue, &SECRET, &names.part("redis")).await?;
-        } else if let Err(message) = self.delete_keys(queue).await {
-            let since = queue.metadata.deletion_timestamp.as_ref().map(|at| at.0);
-            let waited = since.map_or(0, |since| jiff::Timestamp::now().as_second() - since.as_second());
-            if waited < i64::try_from(PATIENCE.as_secs()).unwrap_or(i64::MAX) {
-                tracing::warn!(
-                    namespace = names.namespace,
-                    jobqueue = names.queue,
-                    error = message,
-                    "Could not delete the keys, trying again"
-                );
-                return Ok(Action::requeue(Duration::from_secs(5)));
+        } else if let Err(kept) =
+            tokio::time::timeout(KEYS_STEP, self.delete_keys(queue)).await.unwrap_or(Err(Kept::Unfinished))
+        {
+            if let Some(next) = kept.next(waited) {
+                let (namespace, jobqueue) = (names.namespace, names.queue);
+                tracing::warn!(namespace, jobqueue, error = %kept, "Could not delete the keys, trying again");
+                return Ok(Some(next));
             }
-            let note = format!("Deleted without its keys in Redis, which could not be reached: {message}");
+            let note = format!("Deleted without its keys in Redis: {kept}");
             self.publish(queue, EventType::Warning, "KeysLeft", "Delete", note).await;
         }
         if !stuck.is_empty() {
             let note = format!("Deleted while pods that do not stop are still there: {}", stuck.join(", "));
             self.publish(queue, EventType::Warning, "PodsLeft", "Delete", note).await;
         }
-        let others: Vec<&String> = queue.finalizers().iter().filter(|name| *name != FINALIZER).collect();
-        self.write_finalizers(queue, &others).await?;
+        Ok(None)
+    }
+
+    /// Lets an object go whose spec cannot be read: where its keys would be is not known.
+    pub(super) async fn let_go(&self, queue: &JobQueue, why: &str) -> Result<Action, Error> {
+        self.forget(&ObjectRef::from_obj(queue));
+        if queue.finalizers().iter().any(|name| name == FINALIZER) {
+            let note = format!("Deleted without its keys in Redis, because the spec cannot be read: {why}");
+            self.publish(queue, EventType::Warning, "KeysLeft", "Delete", note).await;
+            let others: Vec<&String> = queue.finalizers().iter().filter(|name| *name != FINALIZER).collect();
+            self.write_finalizers(queue, &others).await?;
+        }
         Ok(Action::await_change())
     }
 
@@ -132,10 +171,7 @@ impl Context {
     async fn remove(&self, queue: &JobQueue, kind: &Kind, name: &str) -> Result<(), Error> {
         let api = self.dynamic(kind, queue);
         let Some(live) = api.get_metadata_opt(name).await? else { return Ok(()) };
-        let label = |name: &str| live.labels().get(name).map(String::as_str);
-        let ours = label("app.kubernetes.io/managed-by") == Some(MANAGED_BY)
-            && label(QUEUE_LABEL) == Some(queue.name_any().as_str());
-        if !ours {
+        if !Names::of(queue).are_on(live.labels()) {
             return Ok(());
         }
         let exactly = Preconditions { uid: live.uid(), resource_version: None };
@@ -145,56 +181,105 @@ impl Context {
         }
     }
 
-    async fn pods(&self, names: &Names, selector: &str) -> Result<Pods, Error> {
+    async fn pods(&self, names: &Names, selector: &str, waited: Duration) -> Result<Remaining, Error> {
         let api: Api<PartialObjectMeta<Pod>> = Api::namespaced(self.client.clone(), &names.namespace);
         let params = ListParams::default().labels(&format!("{QUEUE_LABEL}={},{selector}", names.queue));
         let found = api.list_metadata(&params).await?.items;
+        let now = jiff::Timestamp::now().as_second();
         let found = found.into_iter().map(|pod| {
-            let stops_by = pod.metadata.deletion_timestamp.as_ref().map(|time| time.0.as_second());
-            (pod.name_any(), stops_by)
+            let late = pod.metadata.deletion_timestamp.as_ref().map(|time| now - time.0.as_second());
+            (pod.name_any(), late)
         });
-        Ok(Pods::of(found, jiff::Timestamp::now().as_second()))
+        Ok(Remaining::of(found, waited))
     }
 
     /// Deletes our keys in an external Redis, page by page. Sidekiq's own stay: they are the application's.
-    async fn delete_keys(&self, queue: &JobQueue) -> Result<(), String> {
-        let text = |error: &dyn std::fmt::Display| error.to_string();
-        let resolved = Resolved::of(queue, self).await.map_err(|error| text(&error))?;
-        let children = build::children(queue, &resolved).map_err(|error| text(&error))?;
+    async fn delete_keys(&self, queue: &JobQueue) -> Result<(), Kept> {
+        let resolved = Resolved::of(queue, self).await.map_err(Kept::for_now)?;
+        let children = build::children(queue, &resolved).map_err(Kept::for_now)?;
         let (config, secret) = (&children.rendered.config, resolved.redis_secret.as_ref());
-        let target = self.target(queue, config, secret, 0);
+        let mut target = self.target(queue, config, secret, Asked::default());
+        let leftovers = target.leftovers().await.map_err(Kept::for_now)?;
+        target.shards.extend(leftovers);
         let connector = Connector::new(target.settings.clone());
+        let session = |shard: &Keys| Session::new(&connector, shard, Duration::from_secs(1));
+        let foreign = queue.spec.protocol == Protocol::Sidekiq;
+        // All of them before the first is deleted, and without claiming what is nobody's.
+        for shard in target.shards.iter().filter(|_| !foreign) {
+            let keys = claimed_keys(shard);
+            let owners = session(shard).owners(&keys).await.map_err(Kept::for_now)?;
+            let mut claimed = keys.into_iter().zip(owners);
+            let others =
+                claimed.find_map(|(key, owner)| Some((key, owner.filter(|one| *one != target.owner)?)));
+            if let Some((key, owner)) = others {
+                return Err(Kept::Foreign { key, owner });
+            }
+        }
         for shard in &target.shards {
-            let mut session = Session::new(&connector, shard, Duration::from_secs(1));
-            if queue.spec.protocol != Protocol::Sidekiq {
-                for key in claimed_keys(shard) {
-                    let owner = session.own(&key, &target.owner, None).await.map_err(|error| text(&error))?;
-                    if owner != target.owner {
-                        return Err(format!("{key} belongs to {owner}"));
-                    }
-                }
+            if foreign {
+                give_back(&target, &connector, shard).await.map_err(Kept::for_now)?;
             }
-            if queue.spec.protocol == Protocol::Sidekiq {
-                give_back(&target, &connector, shard).await.map_err(|error| text(&error))?;
-            }
-            session.delete_all().await.map_err(|error| text(&error))?;
+            session(shard).delete_all().await.map_err(Kept::for_now)?;
         }
         Ok(())
     }
 }
 
+/// Why keys are not deleted.
+#[derive(Debug, thiserror::Error)]
+enum Kept {
+    /// It may be tried again.
+    #[error("{0}")]
+    ForNow(String),
+    /// There are so many of them, or Redis is so slow, that they are not all gone yet.
+    #[error("there are more of them than could be deleted in time")]
+    Unfinished,
+    /// They are another's.
+    #[error("{key} belongs to {owner}, so nothing was deleted")]
+    Foreign {
+        /// One of them.
+        key: String,
+        /// Whose it is.
+        owner: String,
+    },
+}
+
+impl Kept {
+    /// When to go on, if that is still worth it: a Redis that does not answer is waited for less long than one that does.
+    fn next(&self, waited: Duration) -> Option<Duration> {
+        match self {
+            Self::ForNow(_) => (waited < PATIENCE).then_some(Duration::from_secs(5)),
+            Self::Unfinished => (waited < LONG_PATIENCE).then_some(Duration::from_secs(1)),
+            Self::Foreign { .. } => None,
+        }
+    }
+
+    #[allow(clippy::needless_pass_by_value, reason = "as map_err has it")]
+    fn for_now(error: impl std::fmt::Display) -> Self {
+        Self::ForNow(error.to_string())
+    }
+}
+
+fn seconds_of(duration: Duration) -> i64 {
+    i64::try_from(duration.as_secs()).unwrap_or(i64::MAX)
+}
+
 /// Gives back what lanes of dead workers still hold: the jobs are the application's. Nobody works on the queue any more.
 async fn give_back(target: &Target, connector: &Connector, shard: &Keys) -> Result<(), StoreError> {
     let session = || Session::new(connector, shard, Duration::from_secs(1));
-    let mut reaper = Reaper::new(session(), Arc::clone(&target.rules), target.reaper);
+    // Whoever might say why a lane's process died is gone: a lane that was spared now would be deleted with its jobs.
+    let settings = reaper::Settings { cause_wait: Duration::ZERO, ..target.reaper };
+    let mut reaper = Reaper::new(session(), Arc::clone(&target.rules), settings);
     let mut session = session();
     for lane in session.lanes(0, usize::MAX >> 1).await? {
         session.fence(&lane, true, "deleted").await?;
     }
     for lane in session.reaping(usize::MAX >> 1).await? {
+        // Whatever it died of: nobody of ours will look at suspects any more.
+        session.fence(&lane, true, "deleted").await?;
         reaper.empty(&lane, &mut Reaped::default()).await?;
     }
-    Ok(())
+    session.clear_suspects(target.rules.consuming_side()).await
 }
 
 #[cfg(test)]
@@ -203,12 +288,29 @@ mod tests {
 
     #[test]
     fn a_pod_that_does_not_stop_is_waited_for_only_so_long() {
-        let (running, stopping, stuck) =
-            (("a".to_owned(), None), ("b".to_owned(), Some(90)), ("c".to_owned(), Some(70)));
-        assert_eq!(Pods::of([], 100), Pods::Stuck(vec![]));
-        assert_eq!(Pods::of([stuck.clone()], 100), Pods::Stuck(vec!["c".into()]));
-        for waited_for in [running, stopping] {
-            assert_eq!(Pods::of([stuck.clone(), waited_for], 100), Pods::Stopping);
-        }
+        let (stopping, stuck) = (("b".to_owned(), Some(10)), ("c".to_owned(), Some(30)));
+        let soon = Duration::from_secs(1);
+        assert_eq!(Remaining::of([], soon), Remaining::Stuck(vec![]));
+        assert_eq!(Remaining::of([stuck.clone()], soon), Remaining::Stuck(vec!["c".into()]));
+        assert_eq!(Remaining::of([stuck, stopping], soon), Remaining::Stopping);
+    }
+
+    #[test]
+    fn keys_are_deleted_step_by_step_and_not_for_ever() {
+        let seconds = Duration::from_secs;
+        let away = Kept::ForNow("connection refused".into());
+        assert_eq!((away.next(seconds(59)), away.next(seconds(60))), (Some(seconds(5)), None));
+        assert_eq!(Kept::Unfinished.next(seconds(599)), Some(seconds(1)), "it makes progress");
+        assert_eq!(Kept::Unfinished.next(seconds(600)), None);
+        let foreign = Kept::Foreign { key: "k".into(), owner: "o".into() };
+        assert_eq!(foreign.next(Duration::ZERO), None);
+        assert!(KEYS_STEP < STEP, "or nobody would be told that keys are left");
+    }
+
+    #[test]
+    fn a_pod_that_nobody_tells_to_stop_is_waited_for_only_so_long() {
+        let running = ("a".to_owned(), None);
+        assert_eq!(Remaining::of([running.clone()], Duration::from_secs(59)), Remaining::Stopping);
+        assert_eq!(Remaining::of([running], PATIENCE), Remaining::Stuck(vec!["a".into()]));
     }
 }

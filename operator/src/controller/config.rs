@@ -3,12 +3,12 @@
 //! Fields have the same paths in both, in camel case here and in snake case there, so most of it is one renaming.
 //! Only what was set is rendered: a worker of an older image reads it too, and what its reader sees is what somebody
 //! decided. The worker's own type checks it, so a configuration that a worker would refuse never reaches one.
-use jobqueue::config::{Config, Problems};
+use jobqueue::config::{Config, Duration, Problems};
 use serde_json::{Map, Value, json};
 
 use super::names::Names;
 use super::resolve::Resolved;
-use crate::api::v1alpha1::{JobQueue, JobQueueSpec, Protocol};
+use crate::api::v1alpha1::{AsyncJobs, JobQueue, JobQueueSpec, Protocol, TypeHandler};
 
 /// Where Secrets and the configuration are mounted in every pod of ours.
 pub const CONFIG_DIR: &str = "/etc/jobqueue";
@@ -18,10 +18,17 @@ pub const REDIS_SECRET_DIR: &str = "/etc/jobqueue-redis";
 pub const HANDLER_SECRET_DIR: &str = "/etc/jobqueue-handler";
 /// Where the Secret of `api.tokenSecretRef` is mounted.
 pub const API_SECRET_DIR: &str = "/etc/jobqueue-api";
+/// The key of Redis' Secret with the user at the Sentinels.
+const SENTINEL_USERNAME: &str = "sentinel-username";
+/// The key with that user's password: pods have it as a variable, because the configuration is no place for it.
+pub const SENTINEL_PASSWORD: &str = "sentinel-password";
 /// The port of metrics and probes in every pod of ours.
 pub const METRICS_PORT: i32 = 9090;
 /// The port of the HTTP API.
 pub const API_PORT: i32 = 8080;
+
+/// How long it takes until nobody sends requests to a pod of the HTTP API that is to go.
+const DRAIN_DELAY: std::time::Duration = std::time::Duration::from_secs(5);
 
 /// A rendered configuration.
 #[derive(Debug, Clone, PartialEq)]
@@ -55,6 +62,7 @@ fn tree(queue: &JobQueue, resolved: &Resolved) -> Value {
         circuit_breaker,
         observability,
         sidekiq,
+        async_jobs,
         // Not of the worker's business.
         replicas: _,
         scaling: _,
@@ -97,6 +105,10 @@ fn tree(queue: &JobQueue, resolved: &Resolved) -> Value {
     if let Some(api) = api {
         tree.take("api", api, &["replicas", "token_secret_ref", "template"]);
         tree.set("api.port", API_PORT);
+        if api.drain_delay.is_none() {
+            let half = worker.drain_timeout.get() / 2;
+            tree.set("api.drain_delay", Duration::from(half.min(DRAIN_DELAY)));
+        }
         if api.token_secret_ref.is_some() {
             tree.set("api.token_file", format!("{API_SECRET_DIR}/tokens"));
         }
@@ -116,6 +128,9 @@ fn tree(queue: &JobQueue, resolved: &Resolved) -> Value {
     tree.set("observability.metrics_port", METRICS_PORT);
     if let Some(sidekiq) = sidekiq {
         tree.take("sidekiq", sidekiq, &[]);
+    }
+    if let Some(async_jobs) = async_jobs {
+        by_type(&mut tree, async_jobs);
     }
     tree.set("worker.jobqueue_uid", queue.metadata.uid.clone().unwrap_or_default());
     Value::Object(tree.0)
@@ -173,6 +188,10 @@ fn redis_address(tree: &mut Tree, queue: &JobQueue, resolved: &Resolved) {
     if let Some(username) = secret.and_then(|secret| secret.text("username")) {
         tree.set("redis.username", username);
     }
+    let at_sentinels = secret.filter(|_| external.sentinel.is_some());
+    if let Some(username) = at_sentinels.and_then(|secret| secret.text(SENTINEL_USERNAME)) {
+        tree.set("redis.sentinel.username", username);
+    }
     if let Some(tls) = &external.tls {
         tree.set("redis.tls.enabled", true);
         for (key, name) in [("ca_file", "ca.crt"), ("cert_file", "tls.crt"), ("key_file", "tls.key")] {
@@ -217,6 +236,33 @@ fn handler(tree: &mut Tree, queue: &JobQueue, resolved: &Resolved) {
     if let Some(command) = &handler.command {
         tree.set("worker.handler.kind", "command");
         tree.take("worker.handler.command", command, &[]);
+    }
+}
+
+/// Handlers by the type of job. One that names no place posts to where all others do, in the same way.
+fn by_type(tree: &mut Tree, async_jobs: &AsyncJobs) {
+    let common = tree.at("worker.handler.http").clone();
+    for (name, TypeHandler { simulate, http, command }) in &async_jobs.handlers {
+        let mut own = Tree::default();
+        if let Some(simulate) = simulate {
+            own.take("simulate", simulate, &[]);
+        }
+        if let Some(http) = http {
+            if http.url.is_none() {
+                own.at("http").extend(common.clone());
+            }
+            own.take("http", http, &[]);
+        }
+        if let Some(command) = command {
+            own.take("command", command, &[]);
+        }
+        tree.set_in("async.handlers", name, own.0);
+    }
+    if common.is_empty() {
+        tree.at("worker.handler").shift_remove("http");
+    }
+    if tree.at("worker.handler").is_empty() {
+        tree.at("worker").shift_remove("handler");
     }
 }
 

@@ -14,10 +14,11 @@ use kube::runtime::events::EventType;
 use kube::runtime::reflector::ObjectRef;
 use serde_json::Value;
 
-use super::build::{Children, DEPLOYMENT, is_managed};
+use super::build::{self, CONFIG_HASH, Children, DEPLOYMENT, is_managed};
 use super::config::REDIS_SECRET_DIR;
 use super::names::Names;
-use super::resolve::{Resolved, SecretData};
+use super::resolve::Resolved;
+use super::rollout::Rollout;
 use super::{Context, Error};
 use crate::api::conditions::REDIS_REACHABLE;
 use crate::api::v1alpha1::{JobQueue, Protocol};
@@ -53,24 +54,39 @@ impl Left {
 
 /// What a change from one configuration to another leaves behind. A managed Redis is always the same.
 pub fn left(now: &Config, then: &Config, managed: bool) -> Left {
-    let place = |config: &Config| {
-        let redis = &config.redis;
-        let master = &redis.sentinel.master;
-        let address = if master.is_empty() { &redis.addr } else { master };
-        format!("{address}/{}", redis.db)
-    };
     if !managed && place(now) != place(then) {
         return Left::Redis(place(now));
     }
+    let gone = taken_out(now, then);
+    if gone.is_empty() { Left::Nothing } else { Left::Queues(gone) }
+}
+
+/// Where a Redis is, in one word. A master of the same name that other Sentinels know is another one.
+fn place(config: &Config) -> String {
+    let redis = &config.redis;
+    let master = &redis.sentinel.master;
+    if master.is_empty() {
+        return format!("{}/{}", redis.addr, redis.db);
+    }
+    let mut sentinels = redis.sentinel.addrs.clone();
+    sentinels.sort();
+    format!("{master}@{}/{}", sentinels.join(","), redis.db)
+}
+
+/// Whether two configurations name the same Redis in the same words. A managed one is always the same.
+pub fn is_same_place(now: &Config, then: &Config, managed: bool) -> bool {
+    managed || place(now) == place(then)
+}
+
+/// The names of the queues whose lists are not served any more.
+pub fn taken_out(now: &Config, then: &Config) -> Vec<String> {
     let keys = |config: &Config| -> BTreeMap<String, String> {
         let worker = &config.worker;
         let named = worker.priorities.iter();
         named.filter_map(|name| Some((worker.queues.get(name)?.clone(), name.clone()))).collect()
     };
     let kept = keys(then);
-    let gone: Vec<String> =
-        keys(now).into_iter().filter(|(key, _)| !kept.contains_key(key)).map(|(_, name)| name).collect();
-    if gone.is_empty() { Left::Nothing } else { Left::Queues(gone) }
+    keys(now).into_iter().filter(|(key, _)| !kept.contains_key(key)).map(|(_, name)| name).collect()
 }
 
 impl Context {
@@ -91,10 +107,12 @@ impl Context {
         if left == Left::Nothing || queue.annotations().get(LEAVE) == Some(&left.word()) {
             return Ok(());
         }
-        let (secret, replicas) = self.running(queue).await?;
-        let before = self.target(queue, &now, secret.as_ref(), replicas);
+        let Some(before) = self.before(queue, &now, then, resolved, live).await? else {
+            // It is put right, or its change was interrupted.
+            return Ok(());
+        };
         if matches!(left, Left::Redis(_)) {
-            let after = self.target(queue, then, resolved.redis_secret.as_ref(), replicas);
+            let after = self.target(queue, then, resolved.redis_secret.as_ref(), before.asked.clone());
             if is_same(&after).await.unwrap_or(false) {
                 return Ok(());
             }
@@ -125,25 +143,49 @@ impl Context {
         };
         // Workers are scaled by what they serve, also by an operator that has just begun to lead.
         self.observer.watch(&ObjectRef::from_obj(queue), before);
-        Err(Error::stalled("JobsLeftBehind", message))
+        Err(Error::Waits { reason: "JobsLeftBehind", message })
     }
 
-    /// The Secret that the workers have, and how many of them are asked for.
-    async fn running(&self, queue: &JobQueue) -> Result<(Option<SecretData>, i32), Error> {
+    /// What workers serve while they go on with the configuration that they have, `now`. A Redis that the spec names still
+    /// is reached as the spec says. For any other one the workers' Deployment must vouch: whoever may change a `ConfigMap`
+    /// must not choose where we send the credentials of Redis.
+    pub(super) async fn before(
+        &self,
+        queue: &JobQueue,
+        now: &Config,
+        then: &Config,
+        resolved: &Resolved,
+        live: Option<&DynamicObject>,
+    ) -> Result<Option<Target>, Error> {
         let names = Names::of(queue);
-        let live = self.dynamic(&DEPLOYMENT, queue).get_opt(&names.part("worker")).await?;
-        let spec = live.map(|live| live.data["spec"].clone()).unwrap_or_default();
-        let replicas = i32::try_from(spec["replicas"].as_i64().unwrap_or(0)).unwrap_or(0);
-        let secret = match mounted(&spec["template"]["spec"]) {
+        let deployment = self.dynamic(&DEPLOYMENT, queue).get_opt(&names.part("worker")).await?;
+        let deployment =
+            deployment.and_then(|deployment| serde_json::to_value(deployment).ok()).unwrap_or_default();
+        let asked = Rollout::of(&deployment).asked;
+        if is_same_place(now, then, is_managed(queue)) {
+            let config = Config { redis: then.redis.clone(), ..now.clone() };
+            return Ok(Some(self.target(queue, &config, resolved.redis_secret.as_ref(), asked)));
+        }
+        if !vouches_for(&deployment, live) {
+            return Ok(None);
+        }
+        let secret = match mounted(&deployment["spec"]["template"]["spec"]) {
             Some(name) => self.find_secret(&names.namespace, name).await?,
             None => None,
         };
-        Ok((secret, replicas))
+        Ok(Some(self.target(queue, now, secret.as_ref(), asked)))
     }
 }
 
+/// Whether a Deployment was made for the configuration in this `ConfigMap`.
+fn vouches_for(deployment: &Value, config: Option<&DynamicObject>) -> bool {
+    let text = config.map_or(&Value::Null, |config| &config.data["data"]["config.yaml"]);
+    let annotations = &deployment["spec"]["template"]["metadata"]["annotations"];
+    text.is_string() && annotations[CONFIG_HASH] == build::hash(text)
+}
+
 /// The configuration in a `ConfigMap` of ours; one that somebody has spoilt says nothing.
-fn served(live: &DynamicObject) -> Option<Config> {
+pub(super) fn served(live: &DynamicObject) -> Option<Config> {
     let text = live.data["data"]["config.yaml"].as_str()?;
     let tree: Value = serde_saphyr::from_str(text).ok()?;
     Config::from_value(tree).ok().map(|loaded| loaded.config)
@@ -162,7 +204,7 @@ fn was_reachable(queue: &JobQueue) -> bool {
     conditions.into_iter().any(|one| one.type_ == REDIS_REACHABLE && one.status == "True")
 }
 
-fn session(target: &Target, shard: &Keys) -> Session {
+pub(super) fn session(target: &Target, shard: &Keys) -> Session {
     Session::new(&Connector::new(target.settings.clone()), shard, ASKING)
 }
 
@@ -224,9 +266,39 @@ mod tests {
         assert_eq!(left(&now, &at(json!({ "addr": "two:6379" })), false), Left::Redis("one:6379/0".into()));
         assert_eq!(left(&now, &at(json!({ "addr": "one:6379", "db": 1 })), false).word(), "one:6379/0");
         let sentinel = |master: &str| at(json!({ "sentinel": { "master": master, "addrs": ["one:26379"] } }));
-        assert_eq!(left(&sentinel("main"), &sentinel("other"), false), Left::Redis("main/0".into()));
+        assert_eq!(
+            left(&sentinel("main"), &sentinel("other"), false),
+            Left::Redis("main@one:26379/0".into())
+        );
         assert_eq!(left(&now, &at(json!({ "addr": "one:6379", "username": "other" })), false), Left::Nothing);
         assert_eq!(left(&now, &at(json!({ "addr": "two:6379" })), true), Left::Nothing, "a managed one");
+    }
+
+    #[test]
+    fn a_master_of_the_same_name_behind_other_sentinels_is_another_redis() {
+        let behind =
+            |addrs: Value| config(json!({ "redis": { "sentinel": { "master": "main", "addrs": addrs } } }));
+        let now = behind(json!(["a:26379", "b:26379"]));
+        let word = "main@a:26379,b:26379/0";
+        assert_eq!(left(&now, &behind(json!(["c:26379"])), false), Left::Redis(word.into()));
+        assert_eq!(
+            left(&now, &behind(json!(["b:26379", "a:26379"])), false),
+            Left::Nothing,
+            "in another order"
+        );
+    }
+
+    #[test]
+    fn a_configuration_that_no_deployment_was_made_for_says_nothing() {
+        let config = |text: &str| -> DynamicObject {
+            serde_json::from_value(json!({ "metadata": {}, "data": { "config.yaml": text } })).unwrap()
+        };
+        let deployment = json!({ "spec": { "template": { "metadata": { "annotations": {
+            "jobqueue.dev/config-hash": build::hash(&json!("redis: {addr: one:6379}")) } } } } });
+        assert!(vouches_for(&deployment, Some(&config("redis: {addr: one:6379}"))));
+        assert!(!vouches_for(&deployment, Some(&config("redis: {addr: mine:6379}"))));
+        assert!(!vouches_for(&Value::Null, Some(&config("redis: {addr: one:6379}"))));
+        assert!(!vouches_for(&deployment, None));
     }
 
     #[test]

@@ -59,6 +59,12 @@ impl Names {
         labels
     }
 
+    /// Whether these are the labels of an object that we made for this queue.
+    pub fn are_on(&self, labels: &BTreeMap<String, String>) -> bool {
+        labels.get("app.kubernetes.io/managed-by").is_some_and(|by| by == MANAGED_BY)
+            && labels.get(QUEUE_LABEL) == Some(&self.queue)
+    }
+
     /// The metadata of one of its objects that goes when the queue goes.
     pub fn owned(&self, queue: &JobQueue, name: &str, part: &str) -> Value {
         let mut metadata = self.kept(name, part);
@@ -80,5 +86,23 @@ fn owner(queue: &JobQueue) -> OwnerReference {
         uid: queue.metadata.uid.clone().unwrap_or_default(),
         controller: Some(true),
         block_owner_deletion: Some(true),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_object_of_the_right_name_need_not_be_ours() {
+        let names = Names { queue: "shop".into(), namespace: "n".into() };
+        let labels = |names: &Names| -> BTreeMap<String, String> {
+            let labels = names.labels("redis").into_iter();
+            labels.map(|(name, value)| (name, value.as_str().unwrap_or_default().to_owned())).collect()
+        };
+        assert!(names.are_on(&labels(&names)));
+        assert!(!names.are_on(&BTreeMap::new()), "somebody else's");
+        let other = Names { queue: "shop-2".into(), namespace: "n".into() };
+        assert!(!names.are_on(&labels(&other)), "another queue's");
     }
 }

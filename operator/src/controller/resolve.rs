@@ -36,6 +36,8 @@ pub struct SecretData {
     pub name: String,
     /// Its annotations.
     pub annotations: BTreeMap<String, String>,
+    /// Its labels.
+    pub labels: BTreeMap<String, String>,
     data: BTreeMap<String, Vec<u8>>,
 }
 
@@ -52,7 +54,7 @@ impl std::fmt::Debug for SecretData {
 impl SecretData {
     /// One from its parts.
     pub fn new(name: &str, data: BTreeMap<String, Vec<u8>>) -> Self {
-        Self { name: name.to_owned(), annotations: BTreeMap::new(), data }
+        Self { name: name.to_owned(), data, ..Self::default() }
     }
 
     /// Whether it has this key.
@@ -83,7 +85,9 @@ impl Resolved {
             Some(external) => match &external.secret_ref {
                 None => None,
                 Some(reference) => {
-                    let needed = if external.tls.is_some() { &[][..] } else { &["password"][..] };
+                    // Certificates, or a password for the Sentinels alone, are good for something too.
+                    let others = external.tls.is_some() || external.sentinel.is_some();
+                    let needed = if others { &[][..] } else { &["password"][..] };
                     let field = "spec.redis.external.secretRef";
                     Some(context.secret(&names.namespace, &reference.name, field, needed).await?)
                 }
@@ -138,7 +142,8 @@ impl Context {
             |secret: Secret| secret.data.unwrap_or_default().into_iter().map(|(key, value)| (key, value.0));
         Ok(found.map(|secret| {
             let annotations = secret.metadata.annotations.clone().unwrap_or_default();
-            SecretData { annotations, ..SecretData::new(name, data(secret).collect()) }
+            let labels = secret.metadata.labels.clone().unwrap_or_default();
+            SecretData { annotations, labels, ..SecretData::new(name, data(secret).collect()) }
         }))
     }
 

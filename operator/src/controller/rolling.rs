@@ -37,14 +37,6 @@ impl Rolling {
     }
 }
 
-/// Whether all pods of a Deployment are of its newest template.
-pub fn is_rolled_out(deployment: &Value) -> bool {
-    let count = |path: &str| deployment.pointer(path).and_then(Value::as_i64).unwrap_or(0);
-    count("/status/observedGeneration") >= count("/metadata/generation")
-        && count("/status/updatedReplicas") >= count("/spec/replicas")
-        && count("/status/replicas") <= count("/status/updatedReplicas")
-}
-
 /// Whether the desired pods run an image of `worker` that the live ones do not, so that applying them is an upgrade.
 pub fn is_upgrade(desired: &Value, live: &Value, worker: &str) -> bool {
     let runs = |deployment: &Value| {
@@ -89,17 +81,5 @@ mod tests {
         assert!(!is_upgrade(&with("worker:2", 3), &with("worker:1", 0), "worker:2"));
         assert!(!is_upgrade(&with("worker:2", 3), &with("worker:2", 3), "worker:2"));
         assert!(!is_upgrade(&with("pinned", 3), &with("worker:1", 3), "worker:2"));
-    }
-
-    #[test]
-    fn a_rollout_is_over_when_only_new_pods_are_left() {
-        let with = |observed: i64, updated: i64, all: i64| {
-            json!({ "metadata": { "generation": 2 }, "spec": { "replicas": 3 },
-                "status": { "observedGeneration": observed, "updatedReplicas": updated, "replicas": all } })
-        };
-        assert!(is_rolled_out(&with(2, 3, 3)));
-        for going in [with(1, 3, 3), with(2, 2, 3), with(2, 3, 4)] {
-            assert!(!is_rolled_out(&going), "{going}");
-        }
     }
 }

@@ -1,6 +1,6 @@
 //! What is told about a `JobQueue`: conditions and figures, made from what was applied and seen. Pure.
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use serde_json::Value;
 
 use super::Error;
@@ -8,13 +8,13 @@ use super::apply::Applied;
 use super::build::is_managed;
 use super::names::Names;
 use crate::api::conditions::{
-    DURABLE, Finding, HANDLER_HEALTHY, READY, REDIS_REACHABLE, SCALING_ACTIVE, STALLED, WORKERS_AVAILABLE,
-    merge,
+    DURABLE, Finding, HANDLER_HEALTHY, READY, RECONCILING, REDIS_REACHABLE, SCALING_ACTIVE, STALLED,
+    WORKERS_AVAILABLE, merge,
 };
 use crate::api::v1alpha1::{
     JobQueue, JobQueueStatus, QueueStatus, ScalingMode, ScalingStatus, WorkersStatus,
 };
-use crate::observer::{Observation, Trouble};
+use crate::observer::{Observation, Remedy, Trouble};
 
 /// What a reconcile came to.
 pub enum Outcome<'a> {
@@ -25,8 +25,13 @@ pub enum Outcome<'a> {
         /// Name and key of each queue.
         queues: Vec<(String, String)>,
     },
-    /// Something must be changed by hand, or tried again.
-    Failed(&'a Error),
+    /// Something must be changed by hand, or tried again; what runs goes on.
+    Failed {
+        /// What it is.
+        error: &'a Error,
+        /// Name and key of each queue that is looked at meanwhile.
+        queues: Vec<(String, String)>,
+    },
 }
 
 /// The status that follows from what was applied and seen.
@@ -57,13 +62,18 @@ pub fn status(
             status.selector = Some(selector(queue));
             let draining = seen.map_or(0, |seen| seen.draining).min(desired);
             status.workers =
-                WorkersStatus { desired, ready, draining, summary: format!("{ready}/{desired}") };
+                WorkersStatus { desired, ready, draining, summary: summary(desired, ready, draining) };
             if let Some(seen) = seen.filter(|seen| seen.trouble.is_none()) {
                 figures(&mut status, queues, seen);
             }
-            findings(queue, &status, applied, seen, desired, ready)
+            findings(queue, &status, applied, seen)
         }
-        Outcome::Failed(error) => failed(&earlier, error),
+        Outcome::Failed { error, queues } => {
+            if let Some(seen) = seen.filter(|seen| seen.trouble.is_none()) {
+                figures(&mut status, queues, seen);
+            }
+            failed(queue, &status, error, seen)
+        }
     };
     status.conditions = merge(&earlier.conditions, &findings, generation, now);
     status
@@ -114,13 +124,12 @@ fn findings(
     earlier: &JobQueueStatus,
     applied: &Applied,
     seen: Option<&Observation>,
-    desired: i32,
-    ready: i32,
 ) -> Vec<Finding> {
+    let WorkersStatus { desired, ready, .. } = earlier.workers;
     let conflict = seen.and_then(|seen| seen.conflict.as_ref());
     let was = |kind: &str| earlier.conditions.iter().any(|one| one.type_ == kind && one.status == "True");
     let redis = redis(queue, seen, was(REDIS_REACHABLE));
-    let workers = workers(applied, desired, ready);
+    let workers = workers(applied, &earlier.workers);
     // Workers that start because there are jobs are no trouble; workers that cannot start are.
     let starting = was(READY) && failure(applied).is_none();
     let mut findings = vec![];
@@ -140,18 +149,13 @@ fn findings(
         }
     } else if desired > 0 && ready == 0 && !starting {
         findings.push(Finding { kind: READY, ..workers.clone() });
-    } else if queue.spec.paused {
-        findings.push(Finding::yes(
-            READY,
-            "Paused",
-            "Paused by spec.paused: jobs are accepted and kept, none is started",
-        ));
     } else {
-        let message = match desired {
-            0 => "No jobs, no workers: they start with the first job".to_owned(),
-            _ => format!("{ready} of {desired} workers are ready"),
-        };
-        findings.push(Finding::yes(READY, "Ready", message));
+        findings.push(serving(queue, earlier));
+    }
+    if applied.waits_to_roll {
+        let message = "The operator was upgraded and rolls a few queues at a time: until it is the turn of this one its workers \
+                       stay as they are, whatever is changed in spec.worker";
+        findings.push(Finding::yes(RECONCILING, "WaitsForTurn", message));
     }
     findings.push(redis);
     findings.push(durable(queue));
@@ -159,6 +163,41 @@ fn findings(
     findings.push(scaling(queue, seen));
     findings.push(handler(earlier, seen));
     findings
+}
+
+/// A queue that is ready.
+fn serving(queue: &JobQueue, status: &JobQueueStatus) -> Finding {
+    if queue.spec.paused {
+        let message = "Paused by spec.paused: jobs are accepted and kept, none is started";
+        return Finding::yes(READY, "Paused", message);
+    }
+    Finding::yes(READY, "Ready", ready_message(queue, status))
+}
+
+/// What a queue that is ready does.
+fn ready_message(queue: &JobQueue, status: &JobQueueStatus) -> String {
+    let WorkersStatus { desired, ready, .. } = status.workers;
+    if desired > 0 {
+        return format!("{ready} of {desired} workers are ready");
+    }
+    let message = match queue.spec.scaling.mode {
+        ScalingMode::Manual => "No workers: scaling.mode is Manual, and spec.replicas asks for none",
+        ScalingMode::Auto if status.waiting > 0 => "No workers yet: there are jobs, they start",
+        ScalingMode::Auto if status.delayed > 0 => {
+            "No workers: the jobs are delayed, they start when the first is due"
+        }
+        ScalingMode::Auto => "No jobs, no workers: they start with the first job",
+    };
+    message.to_owned()
+}
+
+/// The workers in one word: those that drain are on their way out, whether they are ready or not.
+fn summary(desired: i32, ready: i32, draining: i32) -> String {
+    let stay = desired - draining;
+    match draining {
+        0 => format!("{ready}/{desired}"),
+        _ => format!("{}/{stay} ({draining} draining)", ready.min(stay)),
+    }
 }
 
 /// Whether the workers take jobs from every queue.
@@ -181,7 +220,7 @@ fn handler(earlier: &JobQueueStatus, seen: Option<&Observation>) -> Finding {
     Finding::no(HANDLER_HEALTHY, "BreakerOpen", message)
 }
 
-fn owner_name(owner: &str) -> String {
+pub(super) fn owner_name(owner: &str) -> String {
     match owner.split('/').collect::<Vec<_>>().as_slice() {
         [_, namespace, name, _] => format!("JobQueue {namespace}/{name}"),
         _ => owner.to_owned(),
@@ -192,7 +231,7 @@ fn redis(queue: &JobQueue, seen: Option<&Observation>, was_reachable: bool) -> F
     let starting = is_managed(queue) && !was_reachable;
     match seen.map(|seen| &seen.trouble) {
         Some(None) => Finding::yes(REDIS_REACHABLE, "Reachable", "Redis answers"),
-        Some(Some(trouble)) if starting && !trouble.permanent => {
+        Some(Some(trouble)) if starting && trouble.kind == Remedy::Wait => {
             let message = format!("The managed Redis starts; so far: {}", trouble.message);
             Finding::no(REDIS_REACHABLE, "RedisStarting", message)
         }
@@ -218,12 +257,11 @@ const AUTH_FAILED: &str = "RedisAuthFailed";
 const UNUSABLE: &str = "RedisUnusable";
 
 /// What is wrong with Redis, in one word.
-fn reason(trouble: &Trouble) -> &'static str {
-    let says = |words: &str| trouble.message.contains(words);
-    match trouble.permanent {
-        false => "Unreachable",
-        true if says("refused the credentials") || says("denies access") => AUTH_FAILED,
-        true => UNUSABLE,
+pub(super) fn reason(trouble: &Trouble) -> &'static str {
+    match trouble.kind {
+        Remedy::Wait => "Unreachable",
+        Remedy::Credentials => AUTH_FAILED,
+        Remedy::Change => UNUSABLE,
     }
 }
 
@@ -243,18 +281,19 @@ fn durable(queue: &JobQueue) -> Finding {
     )
 }
 
-fn workers(applied: &Applied, desired: i32, ready: i32) -> Finding {
+fn workers(applied: &Applied, workers: &WorkersStatus) -> Finding {
+    let WorkersStatus { desired, ready, draining, .. } = *workers;
     if desired == 0 {
         return Finding::yes(WORKERS_AVAILABLE, "NoneWanted", "No workers are wanted");
     }
-    if ready >= desired {
-        return Finding::yes(
-            WORKERS_AVAILABLE,
-            "Available",
-            format!("{ready} of {desired} workers are ready"),
-        );
+    let message = match draining {
+        0 => format!("{ready} of {desired} workers are ready"),
+        _ => format!("{ready} of {desired} workers are ready; {draining} finish their jobs and go"),
+    };
+    // One that has nothing left to do is not ready any more.
+    if ready >= desired - draining {
+        return Finding::yes(WORKERS_AVAILABLE, "Available", message);
     }
-    let message = format!("{ready} of {desired} workers are ready");
     match failure(applied) {
         Some(why) => Finding::no(WORKERS_AVAILABLE, "WorkersFailing", format!("{message}: {why}")),
         None => Finding::no(WORKERS_AVAILABLE, "WorkersStarting", message),
@@ -280,39 +319,87 @@ fn scaling(queue: &JobQueue, seen: Option<&Observation>) -> Finding {
         (ScalingMode::Manual, _) => {
             Finding::no(SCALING_ACTIVE, "Manual", "scaling.mode is Manual: spec.replicas decides")
         }
-        (_, Some(Observation { trouble: None, conflict: None, .. })) => {
+        (_, Some(Observation { conflict: Some(_), .. })) => {
+            Finding::no(SCALING_ACTIVE, "KeyConflict", "No workers: the keys belong to another JobQueue")
+        }
+        (_, Some(Observation { trouble: None, figures, .. })) => {
             let range = &queue.spec.scaling;
-            let message = format!(
-                "Between {} and {} workers, one for each {} jobs",
-                range.min_replicas, range.max_replicas, range.backlog_per_worker
+            if queue.spec.paused || figures.paused {
+                let message =
+                    format!("The queue is paused: its workers go, down to {} of them", range.min_replicas);
+                return Finding::yes(SCALING_ACTIVE, "Paused", message);
+            }
+            let in_time =
+                range.target_latency.map(|latency| format!(", and as many as start each within {latency}"));
+            let mut message = format!(
+                "Between {} and {} workers, one for each {} jobs{}",
+                range.min_replicas,
+                range.max_replicas,
+                range.backlog_per_worker,
+                in_time.unwrap_or_default()
             );
+            if figures.crowded {
+                message += "; there are 1000 lanes (of a shard) or more, and one look shows no more, so workers go only after \
+                            scaling.drainTimeout: set it, or fewer workers with more worker.concurrency, or more worker.shards";
+            }
             Finding::yes(SCALING_ACTIVE, "Following", message)
         }
-        _ => Finding::no(
+        (_, Some(_)) => Finding::no(
             SCALING_ACTIVE,
             "Holding",
             "Redis cannot be read: the number of workers stays as it is",
         ),
+        (_, None) => Finding::unknown(SCALING_ACTIVE, "Connecting", "Redis has not been asked yet"),
     }
 }
 
-/// A failure speaks only of itself: what was found earlier about the parts stands.
-fn failed(earlier: &JobQueueStatus, error: &Error) -> Vec<Finding> {
-    let mut findings = vec![Finding::no(READY, error.reason(), error.to_string())];
+/// A failure speaks of itself; what runs goes on and is looked at as ever. What was found earlier about the other parts
+/// stands. A change that waits keeps no queue from being ready.
+fn failed(
+    queue: &JobQueue,
+    status: &JobQueueStatus,
+    error: &Error,
+    seen: Option<&Observation>,
+) -> Vec<Finding> {
+    let earlier = |kind: &str| status.conditions.iter().find(|old| old.type_ == kind);
+    let was = |kind: &str| earlier(kind).is_some_and(|old| old.status == "True");
+    let waits = matches!(error, Error::Waits { .. });
+    let WorkersStatus { desired, ready, .. } = status.workers;
+    let redis = redis(queue, seen, was(REDIS_REACHABLE));
+    let serves = seen.is_some_and(|seen| seen.trouble.is_none() && seen.conflict.is_none());
+    let mut findings = vec![match seen {
+        Some(_) if waits && serves && (ready > 0 || desired == 0) => serving(queue, status),
+        Some(_) if waits && redis.holds != Some(true) => Finding { kind: READY, ..redis.clone() },
+        None if waits && was(READY) => again(READY, earlier(READY)),
+        _ => Finding::no(READY, error.reason(), error.to_string()),
+    }];
     if error.is_stalled() {
         findings.push(Finding::yes(STALLED, error.reason(), error.to_string()));
     }
+    if waits {
+        findings.push(Finding::yes(RECONCILING, error.reason(), error.to_string()));
+    }
     for kind in [REDIS_REACHABLE, DURABLE, WORKERS_AVAILABLE, SCALING_ACTIVE, HANDLER_HEALTHY] {
-        if let Some(old) = earlier.conditions.iter().find(|old| old.type_ == kind) {
-            let holds = match old.status.as_str() {
-                "True" => Some(true),
-                "False" => Some(false),
-                _ => None,
-            };
-            findings.push(Finding { kind, holds, reason: old.reason.clone(), message: old.message.clone() });
+        match kind {
+            REDIS_REACHABLE if seen.is_some() => findings.push(redis.clone()),
+            SCALING_ACTIVE if seen.is_some() => findings.push(scaling(queue, seen)),
+            HANDLER_HEALTHY if seen.is_some() => findings.push(handler(status, seen)),
+            kind if earlier(kind).is_some() => findings.push(again(kind, earlier(kind))),
+            _ => {}
         }
     }
     findings
+}
+
+/// What was found earlier.
+fn again(kind: &'static str, old: Option<&Condition>) -> Finding {
+    let holds = match old.map(|old| old.status.as_str()) {
+        Some("True") => Some(true),
+        Some("False") => Some(false),
+        _ => None,
+    };
+    let text = |of: fn(&Condition) -> &String| old.map(of).cloned().unwrap_or_default();
+    Finding { kind, holds, reason: text(|old| &old.reason), message: text(|old| &old.message) }
 }
 
 #[cfg(test)]
@@ -321,6 +408,7 @@ mod tests {
     use jobqueue::store::StoreError;
 
     use super::*;
+    use crate::observer::Figures;
 
     fn conditions(error: &StoreError) -> Vec<(String, String, String)> {
         let external = serde_json::json!({ "redis": { "external": { "address": "store:6379" } } });
@@ -365,6 +453,119 @@ mod tests {
         // Of a changed spec nothing is known.
         queue.metadata.generation = Some(4);
         assert_ne!(status(&queue, &outcome, None, Timestamp::MAX), found);
+    }
+
+    /// What is said of a queue with this spec, of these workers (asked for, ready) and after this look.
+    fn said(spec: &str, workers: (i32, i32), seen: &Observation, kind: &str) -> String {
+        let spec = serde_json::from_value(serde_saphyr::from_str(spec).unwrap()).unwrap();
+        let worker = serde_json::json!({ "spec": { "replicas": workers.0 }, "status": { "readyReplicas": workers.1 } });
+        let applied = Applied { worker: Some(worker), ..Applied::default() };
+        let outcome = Outcome::Applied { applied: &applied, queues: vec![("low".into(), "k".into())] };
+        let status = status(&JobQueue::new("orders", spec), &outcome, Some(seen), Timestamp::UNIX_EPOCH);
+        let found = status.conditions.into_iter().find(|one| one.type_ == kind).unwrap();
+        format!("{}/{}: {} [{}]", found.status, found.reason, found.message, status.workers.summary)
+    }
+
+    fn waiting(waiting: u64, delayed: u64) -> Observation {
+        let figures =
+            Figures { waiting: vec![waiting], delayed_by_queue: vec![delayed], ..Figures::default() };
+        Observation { figures, ..Observation::default() }
+    }
+
+    #[test]
+    fn workers_that_drain_are_no_workers_that_are_missing() {
+        let seen = Observation { draining: 3, ..Observation::default() };
+        let told = "True/Available: 2 of 5 workers are ready; 3 finish their jobs and go [2/2 (3 draining)]";
+        assert_eq!(said("{}", (5, 2), &seen, WORKERS_AVAILABLE), told);
+        let told =
+            "False/WorkersStarting: 1 of 5 workers are ready; 3 finish their jobs and go [1/2 (3 draining)]";
+        assert_eq!(said("{}", (5, 1), &seen, WORKERS_AVAILABLE), told);
+        assert!(
+            said("{}", (5, 5), &seen, WORKERS_AVAILABLE).ends_with("[2/2 (3 draining)]"),
+            "busy ones are ready"
+        );
+    }
+
+    #[test]
+    fn a_queue_without_workers_says_when_they_start() {
+        for (spec, seen, told) in [
+            ("{}", waiting(0, 0), "No jobs, no workers: they start with the first job"),
+            ("{}", waiting(0, 2), "No workers: the jobs are delayed, they start when the first is due"),
+            ("{}", waiting(2, 2), "No workers yet: there are jobs, they start"),
+            (
+                "{scaling: {mode: Manual}, replicas: 0}",
+                waiting(2, 0),
+                "No workers: scaling.mode is Manual, and spec.replicas asks for none",
+            ),
+        ] {
+            assert_eq!(said(spec, (0, 0), &seen, READY), format!("True/Ready: {told} [0/0]"));
+        }
+    }
+
+    #[test]
+    fn what_the_number_of_workers_follows_is_told() {
+        let all = "{scaling: {targetLatency: 30s}}";
+        let told = "True/Following: Between 0 and 10 workers, one for each 100 jobs, and as many as start each within 30s [0/0]";
+        assert_eq!(said(all, (0, 0), &waiting(0, 0), SCALING_ACTIVE), told);
+        let told = "True/Paused: The queue is paused: its workers go, down to 0 of them [0/0]";
+        assert_eq!(said("{paused: true}", (0, 0), &waiting(0, 0), SCALING_ACTIVE), told);
+        let conflict = Some(("k".into(), "c/n/other/u".into()));
+        let told = "False/KeyConflict: No workers: the keys belong to another JobQueue [0/0]";
+        assert_eq!(said("{}", (0, 0), &Observation { conflict, ..waiting(0, 0) }, SCALING_ACTIVE), told);
+    }
+
+    #[test]
+    fn what_takes_place_by_itself_stalls_nothing() {
+        let error = Error::Waits { reason: "JobsLeftBehind", message: "3 jobs".into() };
+        let queue = JobQueue::new("orders", serde_json::from_value(serde_json::json!({})).unwrap());
+        let outcome = Outcome::Failed { error: &error, queues: vec![] };
+        let status = status(&queue, &outcome, None, Timestamp::UNIX_EPOCH);
+        let kinds: Vec<_> =
+            status.conditions.iter().map(|one| (one.type_.as_str(), one.status.as_str())).collect();
+        assert_eq!(kinds, [(READY, "False"), (RECONCILING, "True")]);
+    }
+
+    /// What becomes of a queue with two workers that was ready, when this happens; with what was seen since.
+    fn after(error: &Error, seen: Option<&Observation>) -> JobQueueStatus {
+        let worker = serde_json::json!({ "spec": { "replicas": 2 }, "status": { "readyReplicas": 2 } });
+        let applied = Applied { worker: Some(worker), ..Applied::default() };
+        let queues = vec![("low".to_owned(), "k".to_owned())];
+        let outcome = Outcome::Applied { applied: &applied, queues: queues.clone() };
+        let mut queue = JobQueue::new("orders", serde_json::from_value(serde_json::json!({})).unwrap());
+        queue.status = Some(status(&queue, &outcome, Some(&waiting(1, 0)), Timestamp::UNIX_EPOCH));
+        status(&queue, &Outcome::Failed { error, queues }, seen, Timestamp::UNIX_EPOCH)
+    }
+
+    fn found(status: &JobQueueStatus, kind: &str) -> String {
+        let found = status.conditions.iter().find(|one| one.type_ == kind);
+        found.map_or_else(|| "-".into(), |one| format!("{}/{}", one.status, one.reason))
+    }
+
+    #[test]
+    fn a_queue_whose_change_waits_serves_and_says_so() {
+        let waits = Error::Waits { reason: "JobsLeftBehind", message: "3 jobs".into() };
+        let now = after(&waits, Some(&waiting(7, 0)));
+        assert_eq!((found(&now, READY).as_str(), now.waiting), ("True/Ready", 7));
+        assert_eq!(found(&now, RECONCILING), "True/JobsLeftBehind");
+        assert_eq!(found(&after(&waits, None), READY), "True/Ready", "nobody has looked since");
+        let trouble = Some(Trouble::from(&StoreError::Lost("closed".into())));
+        let away = after(&waits, Some(&Observation { trouble, ..waiting(7, 0) }));
+        assert_eq!(found(&away, READY), "False/Unreachable");
+        assert_eq!((found(&away, SCALING_ACTIVE).as_str(), away.waiting), ("False/Holding", 1));
+    }
+
+    #[test]
+    fn what_runs_is_looked_at_while_the_spec_is_refused() {
+        let stalled = Error::stalled("SecretNotFound", "create it");
+        let mut seen = waiting(7, 0);
+        seen.figures.open = vec![true];
+        let now = after(&stalled, Some(&seen));
+        assert_eq!((found(&now, READY).as_str(), now.waiting), ("False/SecretNotFound", 7));
+        assert_eq!(found(&now, HANDLER_HEALTHY), "False/BreakerOpen");
+        assert_eq!(found(&now, WORKERS_AVAILABLE), "True/Available", "as it was");
+        assert_eq!(now.queues[0].breaker, "open");
+        let unseen = after(&stalled, None);
+        assert_eq!((found(&unseen, HANDLER_HEALTHY).as_str(), unseen.waiting), ("True/BreakersClosed", 1));
     }
 
     #[test]

@@ -118,7 +118,23 @@ fn those_that_have_come_to_rest_do_not_wait_for_the_others() {
 fn when_everybody_goes_nobody_can_be_taken_in_anybodys_place() {
     let mut rested = draining(busy("a", 0));
     rested.drained = true;
-    assert_eq!(plan(&[rested], to(1, 0)).replicas, Some(0), "no need to wait for its kubelet");
+    assert_eq!(plan(&[rested.clone()], to(1, 0)).replicas, Some(0), "no need to wait for its kubelet");
+    let busy = draining(busy("b", 1));
+    assert_eq!(plan(&[rested, busy], to(2, 0)).replicas, None, "b may become unready, and would be taken");
+}
+
+#[test]
+fn a_pod_that_nobody_knew_keeps_everybody() {
+    let (rested, known) = (drained(busy("b", 0)), busy("a", 3));
+    let plan = plan(&[known.clone(), rested.clone()], to(2, 1));
+    let takes = |there: &[&Worker]| {
+        let there = there.iter().map(|worker| worker.pod.clone()).collect();
+        takes_only(&plan.going, there, plan.replicas.unwrap())
+    };
+    assert!(takes(&[&known, &rested]));
+    assert!(takes(&[&known]), "it has gone by itself");
+    assert!(!takes(&[&known, &rested, &busy("new", 0)]), "two would go");
+    assert!(!takes(&[&unready(busy("ill", 1)), &pending(busy("late", 0)), &rested]), "others would go first");
 }
 
 #[test]
@@ -129,7 +145,7 @@ fn when_work_returns_the_workers_resume() {
     assert_eq!(resumed, ["b", "c"]);
     assert_eq!(
         plan(&workers, to(3, 2)),
-        Plan { resume: vec!["b".into()], replicas: Some(2), ..Plan::default() }
+        Plan { resume: vec!["b".into()], replicas: Some(2), going: vec!["c".into()], ..Plan::default() }
     );
 }
 
@@ -229,6 +245,36 @@ proptest! {
                 prop_assert!(worker.drained && worker.held == 0, "{} of {plan:?}", worker.uid());
             }
             prop_assert!(replicas >= desired);
+        }
+    }
+
+    /// Also when the cluster is not what the plan was made on: pods nobody knew, pods that are gone, another readiness.
+    #[test]
+    fn nobody_with_a_job_is_taken_by_a_plan_that_is_out_of_date(
+        known in (1usize..6).prop_flat_map(|count| (0..count).map(any_worker).collect::<Vec<_>>()),
+        unknown in (0usize..3).prop_flat_map(|count| (10..10 + count).map(any_worker).collect::<Vec<_>>()),
+        fate in proptest::collection::vec(0u8..4, 6),
+        current in 1usize..9,
+        desired in 0i32..8,
+    ) {
+        let plan = plan(&known, to(current, desired));
+        let mut there: Vec<Worker> = unknown;
+        for (worker, fate) in known.iter().zip(fate) {
+            match fate {
+                0 => {}
+                1 => there.push(unready(worker.clone())),
+                _ => there.push(worker.clone()),
+            }
+        }
+        let pods: Vec<Pod> = there.iter().map(|worker| worker.pod.clone()).collect();
+        let Some(replicas) = plan.replicas.filter(|replicas| takes_only(&plan.going, pods, *replicas)) else {
+            return Ok(());
+        };
+        let all: Vec<&Worker> = there.iter().collect();
+        let gone = there.len().saturating_sub(usize::try_from(replicas).unwrap());
+        for worker in deletion_order(&all, NOW).iter().take(gone) {
+            prop_assert!(worker.drained && worker.held == 0, "{} of {plan:?}", worker.uid());
+            prop_assert!(known.iter().any(|one| one.uid() == worker.uid()), "nobody has asked {}", worker.uid());
         }
     }
 

@@ -66,7 +66,8 @@ impl Observer {
         }
         for key in claimed_keys(&session.keys) {
             let mut owner = session.own(&key, &target.owner, None).await?;
-            if owner != target.owner && (is_same(&owner, &target.owner) || self.is_gone(owner.clone()).await)
+            if owner != target.owner
+                && (is_same_owner(&owner, &target.owner) || self.is_gone(owner.clone()).await)
             {
                 owner = session.own(&key, &target.owner, Some(&owner)).await?;
             }
@@ -82,7 +83,7 @@ impl Observer {
 }
 
 /// Whether two owners are the same object, whatever its cluster was called: a uid is never used twice.
-fn is_same(one: &str, other: &str) -> bool {
+pub fn is_same_owner(one: &str, other: &str) -> bool {
     let uid =
         |owner: &str| owner.rsplit_once('/').map(|(_, uid)| uid.to_owned()).filter(|uid| !uid.is_empty());
     uid(one).is_some() && uid(one) == uid(other)

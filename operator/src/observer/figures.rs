@@ -4,6 +4,9 @@ use std::time::{Duration, Instant};
 
 use jobqueue::store::{LaneSnapshot, Snapshot};
 
+/// As many lanes of a shard as one look shows. With fewer it is certain that none is missing.
+pub const MOST_LANES: u64 = 1000;
+
 /// How many jobs are where, in all shards.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Figures {
@@ -29,6 +32,8 @@ pub struct Figures {
     pub busy_ms: u64,
     /// Redis' clock.
     pub now_ms: u64,
+    /// There are as many lanes as one look shows, or more: nobody is known to have come to rest.
+    pub crowded: bool,
 }
 
 impl Figures {
@@ -55,6 +60,8 @@ impl Figures {
         self.finished += snapshot.counter("done") + snapshot.counter("failed");
         self.busy_ms += snapshot.counter("busy_ms");
         self.now_ms = self.now_ms.max(snapshot.now_ms);
+        let shown = u64::try_from(snapshot.open_lanes.len()).unwrap_or(u64::MAX);
+        self.crowded |= snapshot.lanes > shown || snapshot.lanes >= MOST_LANES;
     }
 
     /// Waiting for their next attempt.
@@ -90,6 +97,7 @@ impl Figures {
             || far(self.delayed(), earlier.delayed())
             || far(self.dead_letters, earlier.dead_letters)
             || self.paused != earlier.paused
+            || self.crowded != earlier.crowded
     }
 }
 
@@ -142,6 +150,34 @@ mod tests {
         assert_eq!(open_breakers(&lanes, &mut earlier, cooldown, now), ["high"]);
         let closed = [lane("a", "high=closed low=closed")];
         assert!(open_breakers(&closed, &mut earlier, cooldown, now).is_empty());
+    }
+
+    #[test]
+    fn what_is_due_counts_as_backlog_and_what_is_behind_an_open_breaker_apart() {
+        let figures = Figures {
+            waiting: vec![5, 7],
+            due_by_queue: vec![1, 2],
+            delayed_by_queue: vec![10, 10],
+            open: vec![false, true],
+            ..Figures::default()
+        };
+        assert_eq!(figures.backlog(), (6, 9));
+        assert_eq!((figures.due(), figures.delayed()), (3, 20));
+    }
+
+    #[test]
+    fn as_many_lanes_as_a_look_shows_are_told() {
+        let mut figures = Figures::default();
+        figures.add(&Snapshot { lanes: 1, open_lanes: vec![lane("a", "")], ..Snapshot::default() });
+        assert!(!figures.crowded);
+        figures.add(&Snapshot { lanes: 2, open_lanes: vec![lane("a", "")], ..Snapshot::default() });
+        assert!(figures.crowded);
+        for (lanes, crowded) in [(999, false), (1000, true)] {
+            let open_lanes = vec![lane("a", ""); lanes];
+            let mut figures = Figures::default();
+            figures.add(&Snapshot { lanes: lanes as u64, open_lanes, ..Snapshot::default() });
+            assert_eq!(figures.crowded, crowded, "{lanes} lanes");
+        }
     }
 
     #[test]

@@ -3,13 +3,14 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use jobqueue::connect::Address;
 use jobqueue::store::{LaneSnapshot, Session, StoreError};
 use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
 
 use super::claims::CLAIM_AGAIN;
 use super::figures::{Figures, open_breakers};
-use super::{INTERVAL, LONGEST_BACKOFF, Observation, Observer, Target, Trouble, Watched, Wish};
+use super::{INTERVAL, LONGEST_BACKOFF, Observation, Observer, Scale, Target, Trouble, Watched, Wish};
 use crate::api::v1alpha1::{JobQueue, ScalingMode};
 use crate::autoscaler::{Decision, Inputs, Seen, decide};
 use crate::drain::{self, Plan, Situation, Worker};
@@ -60,7 +61,10 @@ impl Observer {
                     Err(Trouble::clone(trouble))
                 } else {
                     let seen = self.look(&queue, &target, &mut sessions).await;
-                    let unreachable = matches!(seen, Err(StoreError::Connect(_) | StoreError::Lost(_)));
+                    // One dead node of a Cluster says nothing of the others, where other queues are.
+                    let one_node = !matches!(target.settings.address, Address::Cluster(_));
+                    let unreachable =
+                        one_node && matches!(seen, Err(StoreError::Connect(_) | StoreError::Lost(_)));
                     let seen = seen.map_err(|error| Trouble::from(&error));
                     lost = seen.as_ref().err().filter(|_| unreachable).cloned();
                     seen
@@ -80,10 +84,12 @@ impl Observer {
     async fn look(
         &self,
         queue: &ObjectRef<JobQueue>,
-        target: &Target,
+        target: &Arc<Target>,
         sessions: &mut HashMap<String, Session>,
     ) -> Result<Look, StoreError> {
         let mut look = Look::default();
+        let target = self.lay_out(queue, target).await?;
+        let target = target.as_ref();
         for shard in &target.shards {
             let session = target.session(shard, sessions);
             if look.conflict.is_none() {
@@ -113,6 +119,25 @@ impl Observer {
         Ok(look)
     }
 
+    /// Asks now and then for the shards that an earlier layout left behind, and has them looked after too.
+    async fn lay_out(
+        &self,
+        queue: &ObjectRef<JobQueue>,
+        target: &Arc<Target>,
+    ) -> Result<Arc<Target>, StoreError> {
+        let is_known = |watched: &Watched| watched.laid_out_at.is_some_and(|at| at.elapsed() < CLAIM_AGAIN);
+        if self.state().queues.get(queue).is_none_or(is_known) {
+            return Ok(Arc::clone(target));
+        }
+        let leftovers = target.leftovers().await?;
+        let mut state = self.state();
+        let Some(watched) = state.queues.get_mut(queue) else { return Ok(Arc::clone(target)) };
+        watched.laid_out_at = Some(Instant::now());
+        watched.target = Arc::new(Target::clone(&watched.target).with(&leftovers));
+        watched.leftovers = leftovers;
+        Ok(Arc::clone(&watched.target))
+    }
+
     /// Notes what was seen, and tells who should know. Answers how many workers there should be; nothing when that cannot
     /// be told.
     fn saw(&self, queue: &ObjectRef<JobQueue>, seen: Result<Look, Trouble>) -> Option<Decision> {
@@ -121,7 +146,14 @@ impl Observer {
         let earlier = watched.seen.clone();
         let mut now = earlier.clone().unwrap_or_default();
         match seen {
-            Err(trouble) => now.trouble = Some(trouble),
+            Err(trouble) => {
+                // The words for one outage change from look to look.
+                let recently = watched.told.as_ref().is_some_and(|(_, at)| at.elapsed() < FIGURES_INTERVAL);
+                let same = now.trouble.as_ref().is_some_and(|earlier| earlier.kind == trouble.kind);
+                if !(recently && same) {
+                    now.trouble = Some(trouble);
+                }
+            }
             Ok(look) => {
                 now.trouble = None;
                 now.conflict = look.conflict;
@@ -171,13 +203,18 @@ impl Observer {
         decision: Decision,
         sessions: &mut HashMap<String, Session>,
     ) {
-        let (target, lanes, conflict) = {
+        let (target, lanes, conflict, early) = {
             let state = self.state();
             let Some(watched) = state.queues.get(queue).filter(|watched| !watched.busy) else { return };
             let conflict = watched.seen.as_ref().is_some_and(|seen| seen.conflict.is_some());
-            (Arc::clone(&watched.target), watched.lanes.clone(), conflict)
+            let early = watched.patience.is_waiting(Instant::now());
+            (Arc::clone(&watched.target), watched.lanes.clone(), conflict, early)
         };
-        let (pods, changed) = self.0.pods.of(queue);
+        let current = target.asked.replicas;
+        // Without them nobody is known to rest; more workers can come all the same.
+        let pods = self.0.pods.of(queue);
+        let known = pods.is_some();
+        let (pods, changed) = pods.unwrap_or_default();
         let mut workers: Vec<Worker> = (pods.into_iter())
             .map(|pod| {
                 let uid = pod.uid().unwrap_or_default();
@@ -187,10 +224,19 @@ impl Observer {
             .collect();
         let now_ms = now_ms();
         let mut plan = Plan::default();
+        if early {
+            // Too early for another try; but whoever drains must not resume meanwhile because nobody tells it to be quiet.
+            if let Err(error) = hush(&target, &mut workers, sessions).await {
+                tracing::debug!(jobqueue = queue.name, error = %error, "Could not tell workers to be quiet");
+            }
+            return;
+        }
         if conflict {
             // Two that serve the same lists by different rules would ruin each other's jobs: they go at once.
-            plan.replicas = (decision.replicas < target.current).then_some(decision.replicas);
-        } else if decision.replicas < target.current || workers.iter().any(|worker| worker.word().is_some()) {
+            plan.replicas = (decision.replicas < current).then_some(decision.replicas);
+        } else if known
+            && (decision.replicas < current || workers.iter().any(|worker| worker.word().is_some()))
+        {
             // Of a Redis that does not answer nobody is known to rest: more workers can come all the same, and those whose
             // time is up can go.
             if let Err(error) = hush(&target, &mut workers, sessions).await {
@@ -200,7 +246,7 @@ impl Observer {
                 }
             }
             let situation = Situation {
-                current: target.current,
+                current,
                 desired: decision.replicas,
                 settled: changed.is_none_or(|at| at.elapsed() >= SETTLED),
                 timeout_ms: target.scaling.drain_timeout.map(|bound| millis(bound.get())),
@@ -213,10 +259,17 @@ impl Observer {
                 plan.resume.clear();
             }
         }
-        if decision.replicas > target.current {
+        if decision.replicas > current {
             plan.replicas = Some(decision.replicas);
         }
-        self.wish(queue, &workers, &plan, &decision, now_ms);
+        let going = (!conflict).then(|| std::mem::take(&mut plan.going));
+        let scale = plan.replicas.filter(|replicas| *replicas != current);
+        let scale = scale.map(|replicas| Scale {
+            from: target.asked.clone(),
+            decision: Decision { replicas, ..decision },
+            going,
+        });
+        self.wish(queue, &workers, &plan, scale, now_ms);
     }
 
     /// Has a plan carried out.
@@ -225,7 +278,7 @@ impl Observer {
         queue: &ObjectRef<JobQueue>,
         workers: &[Worker],
         plan: &Plan,
-        decision: &Decision,
+        scale: Option<Scale>,
         now_ms: u64,
     ) {
         let named = |uids: &[String], word: Option<&String>| {
@@ -237,15 +290,13 @@ impl Observer {
         marks.extend(named(&plan.resume, None));
         let mut state = self.state();
         let Some(watched) = state.queues.get_mut(queue) else { return };
-        let from = watched.target.current;
-        let scale = plan.replicas.filter(|replicas| *replicas != from);
-        let scale = scale.map(|replicas| (from, Decision { replicas, ..decision.clone() }));
         let mut turned = false;
         if let Some(seen) = watched.seen.as_mut() {
-            turned = seen.draining != plan.draining || scale.is_some();
+            // That workers were scaled is told when they were.
+            turned = seen.draining != plan.draining;
             seen.draining = plan.draining;
-            if let Some((_, decision)) = &scale {
-                seen.decision = Some((decision.clone(), now_ms));
+            if turned {
+                watched.told = Some((seen.figures.clone(), Instant::now()));
             }
         }
         let wished = !marks.is_empty() || scale.is_some();
@@ -260,7 +311,7 @@ impl Observer {
         }
     }
 
-    fn tell(&self, queue: &ObjectRef<JobQueue>) {
+    pub(super) fn tell(&self, queue: &ObjectRef<JobQueue>) {
         let _ = self.0.changed.unbounded_send(queue.clone());
     }
 }
@@ -284,7 +335,7 @@ fn decision(watched: &mut Watched, now: &Observation) -> Option<Decision> {
         in_flight: now.figures.in_flight,
         finished: now.figures.finished,
         busy_ms: now.figures.busy_ms,
-        current: target.current,
+        current: target.asked.replicas,
         paused: now.figures.paused,
     };
     Some(decide(&seen, &mut watched.history, &target.scaling, target.concurrency, target.manual))
@@ -337,6 +388,9 @@ fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-fn now_ms() -> u64 {
+pub(super) fn now_ms() -> u64 {
     u64::try_from(jiff::Timestamp::now().as_millisecond()).unwrap_or(0)
 }
+
+#[cfg(test)]
+mod tests;

@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use jobqueue::effects::Verdict;
 use jobqueue::keys::Keys;
 use jobqueue::promoter;
-use jobqueue::reaper::{Reaped, Reaper};
+use jobqueue::reaper::{RESTARTED, Reaped, Reaper};
 use jobqueue::store::{Fenced, LaneSnapshot, Session, StoreError};
 use kube::runtime::reflector::ObjectRef;
 use tokio::sync::Notify;
 
-use super::{INTERVAL, LONGEST_BACKOFF, Observer, Target};
+use super::{INTERVAL, LONGEST_BACKOFF, Mourned, Observer, Target};
 use crate::api::v1alpha1::{JobQueue, Protocol};
 use crate::rescue::{self, Death};
 
@@ -22,20 +22,16 @@ const CENTRAL: Duration = Duration::from_secs(15);
 const CENTRAL_AGAIN: Duration = Duration::from_secs(5);
 /// A queue without lanes is searched for lists that nobody claims this often.
 const AUDIT: Duration = Duration::from_secs(60);
-/// Lanes of a process that is dead are looked for this long: what was seen of them may be a second old.
-const REMEMBERED: Duration = Duration::from_secs(30);
 /// Why the app beside a worker died is told for this long.
 const TOLD: Duration = Duration::from_secs(10);
-/// Kubernetes says why a container ended this long after its successor has started, as a rule much sooner.
-const CAUSE_KNOWN: Duration = Duration::from_secs(5);
 
 /// What is remembered of one shard.
 struct Tended {
     reaper: Reaper,
     marked: Option<Instant>,
     passed: Option<Instant>,
-    /// Fenced lanes of which it is not known yet why they died.
-    unexplained: HashMap<String, Instant>,
+    /// The last pass did not come to the end of what is to be done.
+    more: bool,
 }
 
 /// What the looks say of a queue.
@@ -51,6 +47,7 @@ impl Observer {
     pub(super) async fn tend(self, connection: String, wake: Arc<Notify>) {
         let mut sessions: HashMap<String, Session> = HashMap::new();
         let mut tended: HashMap<(ObjectRef<JobQueue>, String), Tended> = HashMap::new();
+        let mut tried: HashMap<ObjectRef<JobQueue>, Instant> = HashMap::new();
         let mut tick = tokio::time::interval(INTERVAL);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
@@ -58,49 +55,101 @@ impl Observer {
                 _ = tick.tick() => {}
                 () = wake.notified() => {}
             }
-            let queues = self.on(&connection);
-            if queues.is_empty() && !self.state().tasks.contains_key(&connection) {
+            // Another one may have been begun for the same Redis since.
+            if !self.state().tasks.get(&connection).is_some_and(|tasks| Arc::ptr_eq(&tasks.wake, &wake)) {
                 return;
             }
-            tended.retain(|(queue, _), _| queues.iter().any(|(known, _)| known == queue));
-            for (queue, target) in queues {
+            let mut round = self.on(&connection);
+            tended.retain(|(queue, _), _| round.iter().any(|(known, _)| known == queue));
+            tried.retain(|queue, _| round.iter().any(|(known, _)| known == queue));
+            // Whose workers have died comes first, also before those that this round has not come to yet.
+            while let Some((queue, target)) = self.bereaved(&connection, &tried).or_else(|| round.pop()) {
+                tried.insert(queue.clone(), Instant::now());
                 let Some(known) = self.known(&queue) else { continue };
-                for shard in &target.shards {
-                    let session = target.session(shard, &mut sessions);
-                    let place = (queue.clone(), shard.slot_key());
-                    let tended = tended.entry(place).or_insert_with(|| Tended::new(&target, shard));
-                    let outcome = self.tend_shard(&queue, &target, &known, session, tended).await;
-                    if let Err(error) = outcome {
+                match self.tend_queue(&queue, &target, &known, &mut sessions, &mut tended).await {
+                    Ok(()) => self.buried(&queue, &known.deaths),
+                    Err((error, backoff)) => {
                         tracing::debug!(jobqueue = queue.name, error = %error, "Could not give back jobs");
                         if error.is_transient() {
-                            let wait = session.backoff().min(LONGEST_BACKOFF);
-                            tokio::time::sleep(wait).await;
-                            break;
+                            tokio::time::sleep(backoff.min(LONGEST_BACKOFF)).await;
                         }
                     }
                 }
             }
+            if tended.values().any(|one| one.more) {
+                wake.notify_one();
+            }
         }
+    }
+
+    /// A queue of this Redis of which a death is known that nothing was done about since.
+    fn bereaved(
+        &self,
+        connection: &str,
+        tried: &HashMap<ObjectRef<JobQueue>, Instant>,
+    ) -> Option<(ObjectRef<JobQueue>, Arc<Target>)> {
+        let state = self.state();
+        let is_new = |queue: &ObjectRef<JobQueue>, mourned: &Mourned| {
+            mourned.buried.is_none() && tried.get(queue).is_none_or(|at| *at < mourned.since)
+        };
+        let all = state.deaths.iter().filter(|(queue, deaths)| deaths.iter().any(|one| is_new(queue, one)));
+        let on = all.filter_map(|(queue, _)| Some((queue, &state.queues.get(queue)?.target)));
+        let mut on = on.filter(|(_, target)| target.connection == connection);
+        on.next().map(|(queue, target)| (queue.clone(), Arc::clone(target)))
+    }
+
+    /// Everything was done about these deaths that can be for now.
+    fn buried(&self, queue: &ObjectRef<JobQueue>, deaths: &[Death]) {
+        let mut state = self.state();
+        for mourned in state.deaths.get_mut(queue).into_iter().flatten() {
+            if deaths.contains(&mourned.death) {
+                mourned.buried.get_or_insert_with(Instant::now);
+            }
+        }
+    }
+
+    async fn tend_queue(
+        &self,
+        queue: &ObjectRef<JobQueue>,
+        target: &Target,
+        known: &Queue,
+        sessions: &mut HashMap<String, Session>,
+        tended: &mut HashMap<(ObjectRef<JobQueue>, String), Tended>,
+    ) -> Result<(), (StoreError, Duration)> {
+        let mut failed = None;
+        for shard in &target.shards {
+            let session = target.session(shard, sessions);
+            let place = (queue.clone(), shard.slot_key());
+            let tended = tended.entry(place).or_insert_with(|| Tended::new(target, shard));
+            if let Err(error) = self.tend_shard(queue, target, known, session, tended).await {
+                let is_away = error.is_transient();
+                failed.get_or_insert((error, session.backoff()));
+                if is_away {
+                    break;
+                }
+            }
+        }
+        failed.map_or(Ok(()), Err)
     }
 
     /// What the looks say; nothing while the keys may be another's, or cannot be read.
     fn known(&self, queue: &ObjectRef<JobQueue>) -> Option<Queue> {
         let mut state = self.state();
-        let watched = state.queues.get_mut(queue)?;
-        watched.deaths.retain(|(_, since)| since.elapsed() < REMEMBERED);
+        let deaths = state.deaths.get_mut(queue).map(|deaths| {
+            deaths.retain(Mourned::is_open);
+            deaths.iter().map(|mourned| mourned.death.clone()).collect::<Vec<_>>()
+        });
+        let watched = state.queues.get(queue)?;
         if !watched.owns() {
             return None;
         }
         let seen = watched.seen.as_ref().filter(|seen| seen.trouble.is_none())?;
-        let known = Queue {
+        Some(Queue {
             lanes: watched.lanes.clone(),
             reaping: watched.reaping,
             due: seen.figures.due(),
-            deaths: watched.deaths.iter().map(|(death, _)| death.clone()).collect(),
-        };
-        // Of its app a worker is told once: the next death may have another cause.
-        watched.deaths.retain(|(death, _)| !death.app);
-        Some(known)
+            deaths: deaths.unwrap_or_default(),
+        })
     }
 
     async fn tend_shard(
@@ -111,10 +160,6 @@ impl Observer {
         session: &mut Session,
         tended: &mut Tended,
     ) -> Result<(), StoreError> {
-        if tended.marked.is_none_or(|at| at.elapsed() >= CENTRAL_AGAIN) {
-            session.mark_central(&target.owner, CENTRAL).await?;
-            tended.marked = Some(Instant::now());
-        }
         let mut fenced = Vec::new();
         for death in &known.deaths {
             fenced.extend(bury(session, target, &known.lanes, death).await?);
@@ -128,48 +173,36 @@ impl Observer {
             promoter::pass(session, &target.rules).await?;
         }
         let pause = if known.lanes.is_empty() && known.reaping == 0 { AUDIT } else { target.reap_interval };
-        if !fenced.is_empty() || tended.passed.is_none_or(|at| at.elapsed() >= pause) {
+        if tended.more || !fenced.is_empty() || tended.passed.is_none_or(|at| at.elapsed() >= pause) {
             tended.passed = Some(Instant::now());
             if known.reaping > 0 {
-                self.explain(queue, session, tended).await?;
+                self.explain(queue, session).await?;
             }
+            tended.more = false;
             let reaped = tended.reaper.pass_on(session).await?;
+            tended.more = reaped.more;
             self.count(queue, &reaped);
+        }
+        // After it was done: where we cannot (a job is larger than we take), workers do it themselves.
+        if tended.marked.is_none_or(|at| at.elapsed() >= CENTRAL_AGAIN) {
+            session.mark_central(&target.owner, CENTRAL).await?;
+            tended.marked = Some(Instant::now());
         }
         Ok(())
     }
 
     /// A process that was started again in place has fenced its predecessor without knowing why it died. Kubernetes does:
-    /// its lanes wait until it has said so, a moment at most.
-    async fn explain(
-        &self,
-        queue: &ObjectRef<JobQueue>,
-        session: &mut Session,
-        tended: &mut Tended,
-    ) -> Result<(), StoreError> {
+    /// the reaper waits a moment (`CAUSE_WAIT`) for what is said here.
+    async fn explain(&self, queue: &ObjectRef<JobQueue>, session: &mut Session) -> Result<(), StoreError> {
         let lanes = session.reaping(100).await?;
-        let mut unexplained = HashMap::new();
         for (lane, (record, _)) in lanes.iter().zip(session.look_at(&lanes).await?) {
-            let Some(record) = record.filter(|record| record.fenced == "restarted") else { continue };
+            let Some(record) = record.filter(|record| record.fenced == RESTARTED) else { continue };
             let deaths = self.0.pods.find(queue, &record.pod_uid).map(|pod| rescue::deaths(&pod));
             let its = |death: &Death| !death.app && record.started_ms < death.before_ms;
             if let Some(death) = deaths.unwrap_or_default().into_iter().find(its) {
                 session.fence(lane, true, death.cause).await?;
-                continue;
-            }
-            let since = tended.unexplained.get(lane).copied().unwrap_or_else(Instant::now);
-            if since.elapsed() < CAUSE_KNOWN {
-                unexplained.insert(lane.clone(), since);
             }
         }
-        tended.reaper.spare(unexplained.keys().cloned());
-        // A lane whose time is up must not begin to wait again.
-        for (lane, since) in tended.unexplained.drain() {
-            if lanes.contains(&lane) {
-                unexplained.entry(lane).or_insert(since);
-            }
-        }
-        tended.unexplained = unexplained;
         Ok(())
     }
 
@@ -199,7 +232,7 @@ impl Tended {
         let session =
             Session::new(&jobqueue::connect::Connector::new(target.settings.clone()), shard, LONGEST_BACKOFF);
         let reaper = Reaper::new(session, Arc::clone(&target.rules), target.reaper);
-        Self { reaper, marked: None, passed: None, unexplained: HashMap::new() }
+        Self { reaper, marked: None, passed: None, more: false }
     }
 }
 
@@ -229,4 +262,82 @@ async fn bury(
         }
     }
     Ok(fenced)
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::channel::mpsc::unbounded;
+    use futures::future::FutureExt;
+    use jobqueue::config::Config;
+    use serde_json::json;
+
+    use super::*;
+    use crate::observer::{Asked, Observation, Watched};
+    use crate::pods::Pods;
+
+    fn observer() -> Observer {
+        Observer::new(unbounded().0, unbounded().0, Pods::default(), |_| async { false }.boxed())
+    }
+
+    fn death(queue: &ObjectRef<JobQueue>, pod: &str, app: bool) -> Death {
+        Death { queue: queue.clone(), pod_uid: pod.into(), before_ms: 7, cause: "oom", app }
+    }
+
+    /// Looks have begun at a queue on this Redis.
+    fn watched(observer: &Observer, name: &str) -> ObjectRef<JobQueue> {
+        let queue = JobQueue::new(name, serde_json::from_value(json!({})).unwrap());
+        let config = Config::from_value(json!({})).unwrap().config;
+        let target = Target::new(&config, &queue, format!("c/n/{name}/u"), Asked::default());
+        let reference = ObjectRef::from_obj(&queue);
+        let mut watched = Watched::new(target);
+        watched.seen = Some(Observation::default());
+        watched.claimed_at = Some(Instant::now());
+        observer.state().queues.insert(reference.clone(), watched);
+        reference
+    }
+
+    #[test]
+    fn a_death_is_known_also_when_it_was_told_before_its_queue() {
+        let (observer, queue) = (observer(), ObjectRef::new("orders"));
+        observer.died(death(&queue, "p", false));
+        assert!(observer.known(&queue).is_none(), "nobody has looked at it yet");
+        watched(&observer, "orders");
+        assert_eq!(observer.known(&queue).unwrap().deaths, [death(&queue, "p", false)]);
+    }
+
+    #[test]
+    fn the_death_of_an_app_is_told_until_it_was_heard_and_then_no_more() {
+        let observer = observer();
+        let queue = watched(&observer, "orders");
+        observer.died(death(&queue, "p", true));
+        observer.died(death(&queue, "q", false));
+        let known = observer.known(&queue).unwrap().deaths;
+        assert_eq!(observer.known(&queue).unwrap().deaths, known, "Redis may not have answered");
+        observer.buried(&queue, &known);
+        assert_eq!(observer.known(&queue).unwrap().deaths, [death(&queue, "q", false)]);
+    }
+
+    #[test]
+    fn a_queue_whose_worker_has_died_is_not_kept_waiting_by_others() {
+        let observer = observer();
+        let queues = ["a", "b", "c"].map(|name| watched(&observer, name));
+        let mut tried = HashMap::new();
+        assert!(observer.bereaved("", &tried).is_none());
+        tried.insert(queues[1].clone(), Instant::now());
+        observer.died(death(&queues[1], "p", false));
+        let first = observer.bereaved("", &tried).map(|(queue, _)| queue);
+        assert_eq!(first.as_ref(), Some(&queues[1]), "although this round has come to it already");
+        // If nothing could be done about it, it waits for its turn: it must not keep the others waiting either.
+        tried.insert(queues[1].clone(), Instant::now());
+        assert!(observer.bereaved("", &tried).is_none());
+    }
+
+    #[test]
+    fn what_is_remembered_of_the_dead_goes_with_their_queue() {
+        let observer = observer();
+        let queue = watched(&observer, "orders");
+        observer.died(death(&queue, "p", false));
+        observer.forget(&queue);
+        assert!(observer.state().deaths.is_empty());
+    }
 }

@@ -38,6 +38,8 @@ pub(super) enum Kind {
     List,
     TextMap,
     IntegerMap(i128, i128),
+    /// Handlers by the type of job: see `Loading::checked_handlers`.
+    Handlers,
 }
 
 /// The table, built once.
@@ -119,6 +121,7 @@ impl Kind {
                 let (min, max) = bounds(&schema["additionalProperties"]);
                 Self::IntegerMap(min, max)
             }
+            (Some("object"), Some("handlers")) => Self::Handlers,
             (Some("object"), _) => Self::TextMap,
             (_, Some("duration")) => Self::Duration,
             (_, Some("password")) => Self::Secret,
@@ -130,7 +133,9 @@ impl Kind {
     /// The value as the type reads it, or the rule that it violates.
     pub(super) fn check(&self, value: Value) -> Result<Value, String> {
         let accepted = match (self, &value) {
-            (Self::Text | Self::Secret | Self::Url, Value::String(_)) | (Self::Bool, Value::Bool(_)) => true,
+            (Self::Text | Self::Secret | Self::Url, Value::String(_))
+            | (Self::Bool, Value::Bool(_))
+            | (Self::Handlers, Value::Object(_)) => true,
             (Self::Duration, Value::String(text)) => text.parse::<Duration>().is_ok(),
             // The one duration that needs no unit.
             (Self::Duration, Value::Number(number)) if number.as_u64() == Some(0) => {
@@ -163,6 +168,7 @@ impl Kind {
             Self::List => "must be a list of texts".into(),
             Self::TextMap => "must map names to texts".into(),
             Self::IntegerMap(..) => "must map names to whole numbers".into(),
+            Self::Handlers => "must map types of jobs to handlers".into(),
         }
     }
 
@@ -204,6 +210,7 @@ impl fmt::Display for Kind {
             Self::List => f.write_str("list of texts"),
             Self::TextMap => f.write_str("map of texts"),
             Self::IntegerMap(..) => f.write_str("map of integers"),
+            Self::Handlers => f.write_str("map of handlers"),
         }
     }
 }

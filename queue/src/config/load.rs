@@ -17,6 +17,9 @@ const LARGEST_FILE: u64 = 1024 * 1024;
 /// The variable of the `async` service's older worker.
 const SIMULATION: &str = "JOB_SIMULATION_DURATION";
 
+/// The one key whose entries are sections.
+const HANDLERS: &str = "async.handlers";
+
 /// A valid configuration and what its owner should know about it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Loaded {
@@ -152,6 +155,9 @@ impl Loading {
         if known().is_section(path) {
             return self.checked_section(path, value);
         }
+        if path == HANDLERS {
+            return self.checked_handlers(value, "");
+        }
         if let Some(key) = known().leaf(path) {
             // A list of queues in the place of their keys (an older form) is their order.
             let kind = if path == "worker.queues" && value.is_array() { &Kind::List } else { &key.kind };
@@ -188,6 +194,61 @@ impl Loading {
         Some(Value::Object(section))
     }
 
+    /// Handlers by the type of job: a word, or one section with the keys of `worker.handler`.
+    fn checked_handlers(&mut self, value: Value, setter: &str) -> Option<Value> {
+        const KINDS: [&str; 3] = ["simulate", "http", "command"];
+        let Value::Object(entries) = value else {
+            let shown = shown_unknown(HANDLERS, None, &value);
+            return self.reject(HANDLERS, shown, format!("must map types of jobs to handlers{setter}"));
+        };
+        let mut handlers = Map::new();
+        for (name, entry) in entries {
+            let path = join(HANDLERS, &name);
+            let (kind, section) = match entry {
+                Value::String(kind) => (kind, Value::Null),
+                Value::Object(fields) if fields.len() == 1 => match fields.into_iter().next() {
+                    Some(only) => only,
+                    None => continue,
+                },
+                other => (String::new(), other),
+            };
+            if !KINDS.contains(&kind.as_str()) {
+                let shown = if kind.is_empty() { "{...}".to_owned() } else { format!("{kind:?}") };
+                let rule = format!("must be simulate, http or command, or a section of one of them{setter}");
+                self.reject(&path, shown, rule);
+                continue;
+            }
+            let path = join(&path, &kind);
+            let fields = match section {
+                Value::Null => {
+                    handlers.insert(name, kind.into());
+                    continue;
+                }
+                Value::Object(fields) => fields,
+                other => {
+                    let shown = shown_unknown(&path, None, &other);
+                    self.reject(&path, shown, format!("must be a section with keys{setter}"));
+                    continue;
+                }
+            };
+            let mut checked = Map::new();
+            for (field, value) in fields {
+                let path = join(&path, &field);
+                let Some(key) = known().leaf(&format!("worker.handler.{kind}.{field}")) else {
+                    self.reject(&path, shown_unknown(&path, None, &value), format!("unknown key{setter}"));
+                    continue;
+                };
+                let shown = key.shown(&value);
+                match key.kind.check(value) {
+                    Ok(value) => drop(checked.insert(field, value)),
+                    Err(rule) => drop(self.reject(&path, shown, format!("{rule}{setter}"))),
+                }
+            }
+            handlers.insert(name, json!({ kind: checked }));
+        }
+        Some(Value::Object(handlers))
+    }
+
     fn reject(&mut self, key: &str, value: String, rule: String) -> Option<Value> {
         self.problems.push(Problem { key: key.to_owned(), value, rule });
         None
@@ -219,6 +280,18 @@ impl Loading {
                 name => plain_path(name),
             };
             let Some(key) = path.and_then(|path| known().leaf(path)) else { continue };
+            if key.kind == Kind::Handlers {
+                let setter = format!(" (set by {name})");
+                match parse(text) {
+                    Ok(value) => {
+                        if let Some(value) = self.checked_handlers(value, &setter) {
+                            set(tree, &key.path, value);
+                        }
+                    }
+                    Err(rule) => drop(self.reject(&key.path, "{...}".into(), format!("{rule}{setter}"))),
+                }
+                continue;
+            }
             match key.kind.check(key.kind.read(text)) {
                 Ok(value) => {
                     set(tree, &key.path, value);
@@ -359,6 +432,10 @@ fn resolve(tree: &mut Value) {
         // Sidekiq itself has no limit; this one only keeps a mistake from filling the memory of every worker.
         default("worker.max_payload_bytes", (16 * 1024 * 1024).into());
     }
+    if protocol == Protocol::Async {
+        // A dead letter only names its job, and the job itself is gone after `api.result_ttl`.
+        default("worker.dead_letter_max", 10_000.into());
+    }
     let namespace = default("sidekiq.namespace", "".into());
     let namespace = namespace.as_str().unwrap_or_default();
     let queues: Map<String, Value> = priorities
@@ -368,6 +445,16 @@ fn resolve(tree: &mut Value) {
         })
         .collect();
     default("worker.queues", queues.into());
+    // A handler that is only a word has the settings of `worker.handler`.
+    let settings = get(tree, "worker.handler").cloned().unwrap_or_default();
+    if let Some(Value::Object(handlers)) = keys::get_mut(tree, HANDLERS) {
+        for handler in handlers.values_mut() {
+            if let Value::String(kind) = &*handler {
+                let own = settings.get(kind).cloned().unwrap_or_else(|| json!({}));
+                *handler = json!({ kind: own });
+            }
+        }
+    }
 }
 
 /// The key of a queue that has a default one.

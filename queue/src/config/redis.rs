@@ -10,7 +10,7 @@ pub struct Redis {
     /// `redis://`, `rediss://` (TLS), `unix://` or `redis+unix://`; what it says wins over `addr`,
     /// `username`, `password` and `db`.
     pub url: Url,
-    /// Host and port.
+    /// Host and port; of a Redis Cluster also several, with commas.
     pub addr: String,
     /// The ACL user; empty is Redis' default user.
     pub username: String,
@@ -25,7 +25,7 @@ pub struct Redis {
     pub tls: Tls,
     /// Finds the current master through Sentinel.
     pub sentinel: Sentinel,
-    /// `addr` is a node of a Redis Cluster.
+    /// `addr` names nodes of a Redis Cluster: one that answers is enough, it names the others.
     pub cluster: bool,
     /// How many replicas must have a job before its enqueueing is acknowledged; 0 does not wait.
     pub wait_replicas: u32,

@@ -37,7 +37,11 @@ const SHARDING: &str = "
 
 With `worker.shards` above 1, or with `redis.cluster`, shard n keeps the key `P:name` as `{P:n}:name`, where P
 is the prefix, so that everything one job touches is on one node. Every key that is set must therefore begin
-with the prefix and a colon.
+with the prefix and a colon. Nobody serves the plain keys then: clients that push by themselves choose a shard, or use
+the producer, the API or `enqueue`.
+
+After the number was lowered, workers serve the shards above it until they are empty. What still pushes to them must be
+restarted with the new number before the workers are: shards that fill up again later are seen by nobody.
 ";
 
 /// The text of `docs/configuration.md`.

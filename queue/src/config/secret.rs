@@ -132,6 +132,9 @@ pub(super) fn mask_urls(value: &Value) -> Value {
     match value {
         Value::String(text) => mask_url(text).into(),
         Value::Array(items) => items.iter().map(mask_urls).collect(),
+        Value::Object(entries) => {
+            entries.iter().map(|(name, value)| (name.clone(), mask_urls(value))).collect()
+        }
         other => other.clone(),
     }
 }

@@ -178,6 +178,10 @@ mod environment {
             "worker.handler.http.key_file" => {
                 ("/k".into(), json!("/k"), vec![("WORKER_HANDLER_HTTP_CERT_FILE", "/c")])
             }
+            "async.handlers" => {
+                let expected = json!({ "a": { "command": { "argv": ["b"], "timeout": "1m" } } });
+                ("{a: {command: {argv: [b]}}}".into(), expected, vec![])
+            }
             "worker.priorities" => ("low, high".into(), json!(["low", "high"]), vec![]),
             "worker.handler.kind" => {
                 ("http".into(), json!("http"), vec![("WORKER_HANDLER_HTTP_UNIX_SOCKET", "/app.sock")])
@@ -363,6 +367,40 @@ mod resolving {
         );
         assert_eq!(config.worker.queues["default"], "jobs:queue");
         assert_eq!(config.producer.default_priority, "default");
+        assert_eq!(config.worker.dead_letter_max, 10_000);
+    }
+
+    #[test]
+    fn a_handler_that_is_a_word_has_the_settings_of_all() {
+        let text = "protocol: async\nworker: {handler: {http: {url: 'http://a:1', path: /x}}}\n\
+            async: {handlers: {email: http, resize: {command: {argv: [resize, -q], timeout: 5s}}, default: simulate}}";
+        let env = [("JOB_SIMULATION_DURATION", "3s")];
+        let handlers = from_yaml(text, &env).unwrap().config.async_jobs;
+        let shown = serde_json::to_value(&handlers).unwrap()["handlers"].clone();
+        assert_eq!(
+            (&shown["email"]["http"]["url"], &shown["email"]["http"]["path"]),
+            (&"http://a:1".into(), &"/x".into())
+        );
+        assert_eq!(
+            shown["resize"]["command"],
+            serde_json::json!({ "argv": ["resize", "-q"], "timeout": "5s" })
+        );
+        assert_eq!(shown["default"]["simulate"]["base"], "3s");
+        assert!(handlers.runs("anything"));
+    }
+
+    #[test]
+    fn handlers_by_type_can_be_a_variable_and_know_which_types_they_run() {
+        let env = [("ASYNC_HANDLERS", r#"{"email": {"http": {"url": "http://user:secret@a"}}}"#)];
+        let config = from_yaml("protocol: async", &env).unwrap().config;
+        assert!(config.async_jobs.runs("email") && !config.async_jobs.runs("sms"));
+        assert!(Config::default().async_jobs.runs("anything"), "the one handler runs all types");
+        assert!(!config.to_yaml_masked().contains("secret"), "{}", config.to_yaml_masked());
+        let wrong = from_yaml("", &[("ASYNC_HANDLERS", "{email: pigeon}")]).unwrap_err().to_string();
+        assert_eq!(
+            wrong,
+            "async.handlers.email = \"pigeon\": must be simulate, http or command, or a section of one of them (set by ASYNC_HANDLERS)"
+        );
     }
 
     #[test]
@@ -610,6 +648,15 @@ rules! {
         "worker.brpoplpush_timeout = 5s1ms: must be at most half of worker.heartbeat_ttl, 5s";
     brpoplpush_timeout_must_be_at_least_fifty_milliseconds:
         "worker: {brpoplpush_timeout: 0s}" => "worker.brpoplpush_timeout = 0s: must be at least 50ms";
+    a_long_poll_must_end:
+        "api: {max_wait: 11m}" => "api.max_wait = 11m: must be at most 10m";
+    an_api_that_drains_must_have_time_for_requests:
+        "{api: {drain_delay: 25s}, worker: {drain_timeout: 25s}}" =>
+        "api.drain_delay = 25s: must be less than worker.drain_timeout, 25s";
+    a_body_must_be_readable_by_workers:
+        "api: {depth_limit: 100}" => "api.depth_limit = 100: must be at most 99";
+    redis_must_have_some_time_to_answer:
+        "api: {redis_timeout: 0s}" => "api.redis_timeout = 0s: must be at least 1ms";
     rate_limit_must_not_be_negative:
         "producer: {rate_limit_per_sec: -1}" => "producer.rate_limit_per_sec = -1: must be at least 0";
     a_pattern_must_contain_its_place_once:
@@ -653,6 +700,22 @@ rules! {
         "worker.max_payload_bytes = 536870913: must be at most 536870912";
     a_port_must_fit_its_type:
         "observability: {metrics_port: 65536}" => "observability.metrics_port = 65536: must be at most 65535";
+    handlers_by_type_are_a_map:
+        "async: {handlers: [http]}" => r#"async.handlers = ["http"]: must map types of jobs to handlers"#;
+    a_handler_by_type_is_one_handler:
+        "async: {handlers: {email: {simulate: {}, http: {}}}}" =>
+        "async.handlers.email = {...}: must be simulate, http or command, or a section of one of them";
+    a_handler_by_type_has_the_keys_of_its_kind:
+        "async: {handlers: {email: {http: {url: 'http://a', argv: [x]}}}}" =>
+        r#"async.handlers.email.http.argv = ["x"]: unknown key"#;
+    a_value_of_a_handler_by_type_has_its_type:
+        "async: {handlers: {email: {http: {url: 'http://a', timeout: soon}}}}" =>
+        r#"async.handlers.email.http.timeout = "soon": must be a duration such as 500ms, 30s or 1m"#;
+    an_http_handler_by_type_needs_an_address:
+        "async: {handlers: {email: http}}" => "async.handlers.email = {...}: http needs url or unix_socket";
+    a_command_by_type_needs_a_program:
+        "async: {handlers: {email: {command: {argv: []}}}}" =>
+        "async.handlers.email = {...}: command needs argv";
     the_http_handler_needs_an_address:
         "worker: {handler: {kind: http}}" =>
         r#"worker.handler.kind = "http": needs worker.handler.http.url or worker.handler.http.unix_socket"#;
@@ -674,6 +737,12 @@ rules! {
     redis_addr_must_have_a_port:
         "redis: {addr: localhost}" =>
         r#"redis.addr = "localhost": must be a host and a port such as localhost:6379"#;
+    each_node_of_a_cluster_must_have_a_port:
+        "redis: {addr: 'a:7000, b', cluster: true}" =>
+        r#"redis.addr = "b": must be a host and a port such as localhost:6379"#;
+    only_a_cluster_has_several_nodes:
+        "redis: {addr: 'a:7000,b:7000'}" =>
+        r#"redis.addr = "a:7000,b:7000": must be a host and a port such as localhost:6379"#;
     redis_db_must_not_be_negative:
         "redis: {db: -1}" => "redis.db = -1: must be at least 0";
     redis_cluster_has_one_database:

@@ -2,7 +2,7 @@
 use super::load::default_queue;
 use super::problem::{Note, Problem};
 use super::secret::mask_url;
-use super::{Config, Duration, HandlerKind, Protocol};
+use super::{Config, Duration, HandlerKind, Http, Protocol, TypeHandler};
 use crate::fetch::MOST_WEIGHTED;
 use std::collections::HashSet;
 use std::fmt;
@@ -17,6 +17,7 @@ pub(super) fn rules(config: &Config, problems: &mut Vec<Problem>, notes: &mut Ve
     times(config, &mut rules);
     lanes(config, &mut rules);
     handler(config, &mut rules);
+    globs(config, &mut rules);
     redis(config, &mut rules);
 }
 
@@ -36,6 +37,18 @@ impl Rules<'_> {
         }
         let key = keys.first().copied().unwrap_or_default().to_owned();
         self.problems.push(Problem { key, value: value.to_string(), rule: rule.into() });
+    }
+}
+
+fn globs(config: &Config, rules: &mut Rules) {
+    let producer = &config.producer;
+    let included = producer.include_globs.iter().map(|glob| ("producer.include_globs", glob));
+    let excluded = producer.exclude_globs.iter().map(|glob| ("producer.exclude_globs", glob));
+    let failing = ("worker.handler.simulate.fail_glob", &config.worker.handler.simulate.fail_glob);
+    for (key, glob) in included.chain(excluded).chain([failing]) {
+        if let Err(error) = globset::Glob::new(glob) {
+            rules.require(false, &[key], quoted(glob), format!("must be a glob: {}", error.kind()));
+        }
     }
 }
 
@@ -184,9 +197,17 @@ fn times(config: &Config, rules: &mut Rules) {
         ("circuit_breaker.cooldown_period", config.circuit_breaker.cooldown_period),
         ("observability.queue_sample_interval", config.observability.queue_sample_interval),
         ("api.result_ttl", config.api.result_ttl),
+        ("api.redis_timeout", config.api.redis_timeout),
+        ("api.header_timeout", config.api.header_timeout),
+        ("api.body_timeout", config.api.body_timeout),
     ] {
-        rules.require(time >= Duration::from_millis(1), &[key], time, "must be at least 1ms");
+        positive(key, time, rules);
     }
+    let (key, wait) = ("api.max_wait", config.api.max_wait);
+    rules.require(wait <= Duration::from_secs(600), &[key], wait, "must be at most 10m");
+    let (key, delay) = ("api.drain_delay", config.api.drain_delay);
+    let rule = format!("must be less than worker.drain_timeout, {}", worker.drain_timeout);
+    rules.require(delay < worker.drain_timeout, &[key, "worker.drain_timeout"], delay, rule);
 }
 
 fn lanes(config: &Config, rules: &mut Rules) {
@@ -200,42 +221,15 @@ fn lanes(config: &Config, rules: &mut Rules) {
 
 fn handler(config: &Config, rules: &mut Rules) {
     let handler = &config.worker.handler;
-    let http = &handler.http;
+    let somewhere = !handler.http.url.is_empty() || !handler.http.unix_socket.is_empty();
     let (url, socket) = ("worker.handler.http.url", "worker.handler.http.unix_socket");
-    let somewhere = !http.url.is_empty() || !http.unix_socket.is_empty();
     rules.require(
         handler.kind != HandlerKind::Http || somewhere,
         &["worker.handler.kind", url, socket],
         "\"http\"",
         format!("needs {url} or {socket}"),
     );
-    rules.require(
-        http.url.is_empty() || http.unix_socket.is_empty(),
-        &[socket, url],
-        quoted(&http.unix_socket),
-        format!("must be empty when {url} is set"),
-    );
-    let web =
-        http.url.is_empty() || http.url.scheme().is_some_and(|scheme| scheme == "http" || scheme == "https");
-    rules.require(web, &[url], quoted(http.url.expose()), "must start with http:// or https://");
-    rules.require(
-        http.path.starts_with('/'),
-        &["worker.handler.http.path"],
-        quoted(&http.path),
-        "must start with /",
-    );
-    rules.require(
-        http.token_file.is_empty() || http.hmac_key_file.is_empty(),
-        &["worker.handler.http.hmac_key_file", "worker.handler.http.token_file"],
-        quoted(&http.hmac_key_file),
-        "must be empty when worker.handler.http.token_file is set",
-    );
-    rules.require(
-        http.cert_file.is_empty() == http.key_file.is_empty(),
-        &["worker.handler.http.cert_file", "worker.handler.http.key_file"],
-        quoted(&http.cert_file),
-        "worker.handler.http.cert_file and worker.handler.http.key_file are set together or not at all",
-    );
+    http(&handler.http, "worker.handler.http", rules);
     let program = handler.command.argv.first().is_some_and(|program| !program.is_empty());
     rules.require(
         handler.kind != HandlerKind::Command || program,
@@ -243,6 +237,59 @@ fn handler(config: &Config, rules: &mut Rules) {
         "\"command\"",
         "needs worker.handler.command.argv",
     );
+    for (name, handler) in &config.async_jobs.handlers {
+        let path = format!("async.handlers.{name}");
+        rules.require(!name.is_empty(), &[&path], "\"\"", "the type of a job must not be empty");
+        match handler {
+            TypeHandler::Simulate(_) => {}
+            TypeHandler::Http(settings) => {
+                let somewhere = !settings.url.is_empty() || !settings.unix_socket.is_empty();
+                rules.require(somewhere, &[&path], "{...}", "http needs url or unix_socket");
+                let path = format!("{path}.http");
+                http(settings, &path, rules);
+                positive(&format!("{path}.timeout"), settings.timeout, rules);
+            }
+            TypeHandler::Command(settings) => {
+                let program = settings.argv.first().is_some_and(|program| !program.is_empty());
+                rules.require(program, &[&path], "{...}", "command needs argv");
+                positive(&format!("{path}.command.timeout"), settings.timeout, rules);
+            }
+        }
+    }
+}
+
+/// The rules between the keys of one HTTP handler.
+fn http(http: &Http, path: &str, rules: &mut Rules) {
+    let key = |name: &str| format!("{path}.{name}");
+    let (url, socket) = (key("url"), key("unix_socket"));
+    rules.require(
+        http.url.is_empty() || http.unix_socket.is_empty(),
+        &[&socket, &url],
+        quoted(&http.unix_socket),
+        format!("must be empty when {url} is set"),
+    );
+    let web =
+        http.url.is_empty() || http.url.scheme().is_some_and(|scheme| scheme == "http" || scheme == "https");
+    rules.require(web, &[&url], quoted(http.url.expose()), "must start with http:// or https://");
+    rules.require(http.path.starts_with('/'), &[&key("path")], quoted(&http.path), "must start with /");
+    let (token, hmac) = (key("token_file"), key("hmac_key_file"));
+    rules.require(
+        http.token_file.is_empty() || http.hmac_key_file.is_empty(),
+        &[&hmac, &token],
+        quoted(&http.hmac_key_file),
+        format!("must be empty when {token} is set"),
+    );
+    let (certificate, private) = (key("cert_file"), key("key_file"));
+    rules.require(
+        http.cert_file.is_empty() == http.key_file.is_empty(),
+        &[&certificate, &private],
+        quoted(&http.cert_file),
+        format!("{certificate} and {private} are set together or not at all"),
+    );
+}
+
+fn positive(key: &str, time: Duration, rules: &mut Rules) {
+    rules.require(time >= Duration::from_millis(1), &[key], time, "must be at least 1ms");
 }
 
 fn redis(config: &Config, rules: &mut Rules) {
@@ -254,7 +301,11 @@ fn redis(config: &Config, rules: &mut Rules) {
     let address = "must be a host and a port such as localhost:6379";
     // What stands before an `@` may be a password.
     let shown = |addr: &str| quoted(addr.rsplit_once('@').map_or(addr, |(_, host)| host));
-    rules.require(is_address(&redis.addr), &["redis.addr"], shown(&redis.addr), address);
+    // Of a Cluster several nodes may be named: one of them answers, and names the others.
+    let seeds = redis.addr.split(',').map(str::trim).filter(|_| redis.cluster);
+    for each in seeds.chain((!redis.cluster).then_some(redis.addr.as_str())) {
+        rules.require(is_address(each), &["redis.addr"], shown(each), address);
+    }
     for each in &redis.sentinel.addrs {
         rules.require(is_address(each), &["redis.sentinel.addrs"], shown(each), address);
     }

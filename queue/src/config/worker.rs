@@ -52,11 +52,12 @@ pub struct Worker {
     pub completed_list: String,
     /// The list of dead letters: jobs that will not be run again by themselves.
     pub dead_letter_list: String,
-    /// How many completed jobs are kept; 0 keeps none, -1 keeps all.
+    /// How many completed jobs are kept; 0 keeps none, -1 keeps all. `async` keeps them for `api.result_ttl` instead.
     #[schemars(range(min = -1))]
     pub completed_max: i64,
     /// How many dead letters are kept; -1 keeps all. What is trimmed is counted in the metrics. For `sidekiq` -1 means
-    /// Sidekiq's own limits: 9,999 jobs, 180 days.
+    /// Sidekiq's own limits: 9,999 jobs, 180 days. 10000 for `async`, where they only name jobs that are gone after
+    /// `api.result_ttl`.
     #[schemars(range(min = -1))]
     pub dead_letter_max: i64,
     /// How long one blocking fetch on an idle queue waits: at least 50ms, at most half of `heartbeat_ttl`.

@@ -118,13 +118,15 @@ impl Protocol for Files {
 
     fn settle(&self, job: &Job, outcome: &Outcome, queue: &QueueKeys, now_ms: u64, unique: &str) -> Decision {
         match outcome {
-            Outcome::Done => self.done(job, queue, now_ms),
+            Outcome::Done | Outcome::DoneWith(_) => self.done(job, queue, now_ms),
             Outcome::Failed(failure) => self.failed(job, failure, None, queue, now_ms, unique),
             Outcome::RetryIn(delay, failure) => {
                 self.failed(job, failure, Some(*delay), queue, now_ms, unique)
             }
             Outcome::Kill(failure) => self.dead(job, failure, &[], queue, now_ms),
-            Outcome::Discard => Decision { verdict: Verdict::Discarded, effects: Vec::new() },
+            Outcome::Discard(failure) => {
+                Decision { verdict: Verdict::of_discard(failure.as_ref()), effects: Vec::new() }
+            }
             Outcome::HandlerDied(why) => {
                 self.interrupted(&job.raw, queue, Interruption::of_handler(why, false), now_ms)
             }
@@ -133,10 +135,7 @@ impl Protocol for Files {
     }
 
     fn reject(&self, raw: &Bytes, why: &NotAJob, queue: &QueueKeys, now_ms: u64) -> Decision {
-        let reason = match why {
-            NotAJob::Oversize { .. } => Reason::Oversize,
-            NotAJob::Malformed(_) => Reason::Malformed,
-        };
+        let reason = why.reason();
         let mut letter = Map::new();
         if let Ok(text) = std::str::from_utf8(raw) {
             letter.insert("raw".into(), text.into());
@@ -214,10 +213,11 @@ impl Protocol for Files {
 
     fn breaker_sample(&self, outcome: &Outcome) -> Option<bool> {
         match outcome {
-            Outcome::Done | Outcome::Discard => Some(true),
+            Outcome::Done | Outcome::DoneWith(_) | Outcome::Discard(None) => Some(true),
             Outcome::Failed(_)
             | Outcome::RetryIn(..)
             | Outcome::Kill(_)
+            | Outcome::Discard(Some(_))
             | Outcome::HandlerDied(_)
             | Outcome::HandlerUnavailable(_) => Some(false),
             Outcome::Released => None,
@@ -231,7 +231,7 @@ fn released(raw: &Bytes, queue: &QueueKeys) -> Decision {
 }
 
 /// A member of the delayed set: equal bytes would be one member, and a job lost.
-fn tagged(unique: &str, raw: &[u8]) -> Bytes {
+pub(super) fn tagged(unique: &str, raw: &[u8]) -> Bytes {
     [unique.as_bytes(), b"|", raw].concat().into()
 }
 
@@ -239,7 +239,7 @@ fn origin(job: &Job, queue: &QueueKeys) -> String {
     if job.fields.origin_queue.is_empty() { queue.queue.clone() } else { job.fields.origin_queue.clone() }
 }
 
-fn clipped(error: &str) -> &str {
+pub(super) fn clipped(error: &str) -> &str {
     let mut end = error.len().min(ERROR_MAX);
     while !error.is_char_boundary(end) {
         end -= 1;
@@ -279,6 +279,7 @@ mod tests {
             completed: "jobqueue:completed".into(),
             dead_letters: "jobqueue:dead_letter".into(),
             counters: "jobqueue:counters".into(),
+            jobs: crate::keys::JobKeys::new("jobqueue:"),
         }
     }
 

@@ -1,13 +1,16 @@
 //! System B: what Sidekiq clients enqueue. A job is Sidekiq's JSON in Sidekiq's lists and sorted sets, and what becomes
 //! of it is what Sidekiq would have made of it, field by field; only jobs in flight live in lists of ours.
+use std::fmt;
 use std::io::Write as _;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::Bytes;
-use serde::Deserialize;
+use serde::de::{Error as _, IgnoredAny, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
+use super::record::Record;
 use super::{Delayed, Interruption, Protocol};
 use crate::effects::{Decision, Effect, Side, Verdict};
 use crate::job::{Fields, Job, MAX_DEPTH, NotAJob, OWN_FIELDS, depth, describe};
@@ -16,19 +19,19 @@ use crate::outcome::{Failure, OUT_OF_MEMORY, Outcome, Reason};
 use crate::store::PageKind;
 
 pub mod names;
-mod record;
 pub mod retry;
 #[cfg(test)]
 mod tests;
 pub mod time;
 
 use names::Names;
-use record::Record;
 use retry::{Formula, Retries};
 use time::Style;
 
 /// Sidekiq cuts messages here.
 const MESSAGE_MAX: usize = 10_000;
+/// Room for what a failure writes into a job: a message and a backtrace out of an answer of 64 KiB.
+const FAILURE_FIELDS: usize = 128 * 1024;
 /// The dead are kept this long by Sidekiq: 180 days.
 const DEAD_FOR_MS: u64 = 180 * 86_400 * 1000;
 /// The rank up to which Sidekiq removes the dead: 9,999 stay.
@@ -58,21 +61,64 @@ pub struct Sidekiq {
 }
 
 /// What we read of a job. Fields that may have any type are taken as they are: a job that Sidekiq would run must not
-/// be refused for a field that it does not look at.
-#[derive(Deserialize)]
+/// be refused for a field that it does not look at. Of two with one name the last counts, as in Ruby.
+#[derive(Default)]
 struct Head {
-    #[serde(rename = "class")]
-    _class: String,
-    #[serde(default)]
+    class: Value,
     jid: Value,
-    #[serde(default)]
     queue: Value,
-    #[serde(default)]
     retry_count: Value,
-    #[serde(default)]
     jobqueue_deaths: Value,
-    #[serde(default)]
     jobqueue_interruptions: Value,
+}
+
+#[derive(Deserialize)]
+#[serde(field_identifier, rename_all = "snake_case")]
+enum HeadField {
+    Class,
+    Jid,
+    Queue,
+    RetryCount,
+    JobqueueDeaths,
+    JobqueueInterruptions,
+    #[serde(other)]
+    Other,
+}
+
+impl<'de> Deserialize<'de> for Head {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Fields;
+        impl<'de> Visitor<'de> for Fields {
+            type Value = Head;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Head, A::Error> {
+                let mut head = Head::default();
+                while let Some(field) = map.next_key()? {
+                    match field {
+                        HeadField::Class => head.class = map.next_value()?,
+                        HeadField::Jid => head.jid = map.next_value()?,
+                        HeadField::Queue => head.queue = map.next_value()?,
+                        HeadField::RetryCount => head.retry_count = map.next_value()?,
+                        HeadField::JobqueueDeaths => head.jobqueue_deaths = map.next_value()?,
+                        HeadField::JobqueueInterruptions => head.jobqueue_interruptions = map.next_value()?,
+                        HeadField::Other => {
+                            map.next_value::<IgnoredAny>()?;
+                        }
+                    }
+                }
+                match head.class {
+                    Value::Null => Err(A::Error::missing_field("class")),
+                    Value::String(_) => Ok(head),
+                    _ => Err(A::Error::custom("class: must be a text")),
+                }
+            }
+        }
+        deserializer.deserialize_map(Fields)
+    }
 }
 
 impl Sidekiq {
@@ -125,18 +171,28 @@ impl Sidekiq {
                 now_ms,
             );
         };
-        if Retries::of(record.get("retry").as_ref()) == Retries::Never {
-            return Decision { verdict: Verdict::Discarded, effects: Vec::new() };
+        // What `retry: false` and `dead: false` say is said of a job that fails, not of one that kills.
+        let kills = matches!(failure.reason, Reason::Poison | Reason::Oom);
+        if Retries::of(record.get("retry").as_ref()) == Retries::Never && !kills {
+            return Decision { verdict: Verdict::GivenUp, effects: Vec::new() };
         }
         let style = style_of(&record);
         let count = write_failure(&mut record, failure, queue, style, now_ms);
+        if kills {
+            // Retried by hand it has all its chances again, alone.
+            record.remove(INTERRUPTIONS);
+        } else {
+            // An attempt that ended by itself clears the suspicion.
+            record.remove(DEATHS);
+            record.remove(INTERRUPTED_BY);
+        }
         let custom = match kind {
             Failed::Kill => None,
             Failed::Retry(custom) => (!self.is_exhausted(&record, count, style, now_ms)).then_some(custom),
         };
         let Some(custom) = custom else {
-            if record.get("dead") == Some(Value::Bool(false)) {
-                return Decision { verdict: Verdict::Discarded, effects: Vec::new() };
+            if record.get("dead") == Some(Value::Bool(false)) && !kills {
+                return Decision { verdict: Verdict::GivenUp, effects: Vec::new() };
             }
             return self.bury(record.write(), failure.reason, now_ms);
         };
@@ -168,7 +224,7 @@ impl Protocol for Sidekiq {
 
     fn decode(&self, raw: Bytes) -> Result<Job, (Bytes, NotAJob)> {
         let (size, max) = (raw.len(), self.max_payload_bytes);
-        if size > max.saturating_add(OWN_FIELDS) {
+        if size > max.saturating_add(OWN_FIELDS + FAILURE_FIELDS) {
             return Err((raw, NotAJob::Oversize { size, max }));
         }
         // As deep as Ruby's parser goes by default.
@@ -203,8 +259,10 @@ impl Protocol for Sidekiq {
 
     fn settle(&self, job: &Job, outcome: &Outcome, queue: &QueueKeys, now_ms: u64, unique: &str) -> Decision {
         match outcome {
-            Outcome::Done => Decision { verdict: Verdict::Done, effects: Vec::new() },
-            Outcome::Discard => Decision { verdict: Verdict::Discarded, effects: Vec::new() },
+            Outcome::Done | Outcome::DoneWith(_) => Decision { verdict: Verdict::Done, effects: Vec::new() },
+            Outcome::Discard(failure) => {
+                Decision { verdict: Verdict::of_discard(failure.as_ref()), effects: Vec::new() }
+            }
             Outcome::Failed(failure) => self.failed(job, failure, Failed::Retry(None), queue, now_ms, unique),
             Outcome::RetryIn(delay, failure) => {
                 self.failed(job, failure, Failed::Retry(Some(*delay)), queue, now_ms, unique)
@@ -225,17 +283,34 @@ impl Protocol for Sidekiq {
         Some(self.is_exhausted(&record, count, style_of(&record), now_ms))
     }
 
+    fn condemned(&self, job: &Job) -> Option<Failure> {
+        let interruptions = job.fields.interruptions;
+        if interruptions == 0 || interruptions < self.max_interruptions {
+            return None;
+        }
+        let cause = Record::read(&job.raw)?.text(INTERRUPTED_BY).unwrap_or_default();
+        let reason = if cause == OUT_OF_MEMORY { Reason::Oom } else { Reason::Poison };
+        let error = format!("its process died {interruptions} times while it ran alone ({cause})");
+        Some(Failure::new(reason, error))
+    }
+
+    /// The job as it was, and what it dies of: the application writes the rest for its handlers as after any failure.
+    fn obituary(&self, job: &Job, failure: &Failure) -> Option<Bytes> {
+        let mut record = Record::read(&job.raw)?;
+        record.set("error_message", &failure.error.as_str().into());
+        record.set("error_class", &class_of(failure.reason).into());
+        Some(record.write())
+    }
+
     /// Into the dead as it is, as Sidekiq does: there people see it, and nothing is added to what is no object.
     fn reject(&self, raw: &Bytes, why: &NotAJob, _queue: &QueueKeys, now_ms: u64) -> Decision {
-        let reason = match why {
-            NotAJob::Oversize { .. } => Reason::Oversize,
-            NotAJob::Malformed(_) => Reason::Malformed,
-        };
+        let reason = why.reason();
         self.bury(raw.clone(), reason, now_ms)
     }
 
     /// Back to the list it was fetched from, whose other readers may be Sidekiq's: a list of suspects of ours would
-    /// keep the job from them when the last of our workers is gone.
+    /// keep the job from them when the last of our workers is gone. One that has killed often enough is condemned, and
+    /// buried by the worker that fetches it next: whoever reaps it has no application to tell.
     fn interrupted(&self, raw: &Bytes, queue: &QueueKeys, how: Interruption<'_>, now_ms: u64) -> Decision {
         if how.outside {
             return returned(raw.clone(), queue, Verdict::Released);
@@ -253,16 +328,6 @@ impl Protocol for Sidekiq {
         record.set(DEATHS, &job.fields.deaths.saturating_add(1).into());
         record.set(INTERRUPTIONS, &interruptions.into());
         record.set(INTERRUPTED_BY, &how.cause.into());
-        if blamed && interruptions >= self.max_interruptions {
-            let reason = if how.cause == OUT_OF_MEMORY { Reason::Oom } else { Reason::Poison };
-            let error = format!("its process died {interruptions} times while it ran alone ({})", how.cause);
-            let style = style_of(&record);
-            record.set("error_message", &error.into());
-            record.set("error_class", &class_of(reason).into());
-            record.set_json("failed_at", style.write(now_ms));
-            // Also with `dead: false`: that is said of a job that fails, not of one that kills.
-            return self.bury(record.write(), reason, now_ms);
-        }
         returned(record.write(), queue, Verdict::Suspected)
     }
 
@@ -303,7 +368,8 @@ impl Protocol for Sidekiq {
             // It may hang, or the job may be long: nobody knows.
             Outcome::Failed(failure) if failure.reason == Reason::Timeout => None,
             Outcome::Done
-            | Outcome::Discard
+            | Outcome::DoneWith(_)
+            | Outcome::Discard(_)
             | Outcome::Failed(_)
             | Outcome::RetryIn(..)
             | Outcome::Kill(_) => Some(true),
@@ -350,9 +416,6 @@ fn write_failure(
     if let Some(packed) = wanted.and_then(|wanted| pack(&lines[..lines.len().min(wanted)])) {
         record.set("error_backtrace", &packed.into());
     }
-    // An attempt that ended by itself clears the suspicion.
-    record.remove(DEATHS);
-    record.remove(INTERRUPTED_BY);
     count
 }
 
@@ -375,13 +438,14 @@ fn style_of(record: &Record<'_>) -> Style {
 }
 
 /// What stands where Sidekiq writes the class of an exception, when there was none.
-const fn class_of(reason: Reason) -> &'static str {
+pub const fn class_of(reason: Reason) -> &'static str {
     match reason {
         Reason::Handler => "Jobqueue::HandlerError",
         Reason::Timeout => "Jobqueue::Timeout",
         Reason::Panic => "Jobqueue::Panic",
         Reason::Malformed => "Jobqueue::Malformed",
         Reason::Oversize => "Jobqueue::Oversize",
+        Reason::NoData => "Jobqueue::NoData",
         Reason::Poison => "Jobqueue::Poison",
         Reason::Oom => "Jobqueue::OutOfMemory",
         Reason::Killed => "Jobqueue::Killed",

@@ -12,9 +12,9 @@
 --     then a queue: number of done, their bytes; or its negative, the bytes of the first and of the last: they are
 --       the head of held
 -- Returns {"LOST"} | {"STALE"} | {"OK", seconds, microseconds, paused, quiet, replayed, statuses,
---       {a queue: {whole, job...}}, {error: settlement or 0, key, reason}...}
+--       {a queue: {"0", job...} | {"1"} held is not as expected, read it all}, {error: settlement or 0, key, reason}...}
 --       statuses: a letter a settlement, then a letter a done: 1 settled, 0 not held, e refused (see errors), or the
---       done are not the head of held (the whole list is told)
+--       done are not the head of held (the whole list is told), c what was to be changed is not as expected
 local record, side = KEYS[1], ARGV[7]
 local lease = redis.call('HMGET', record, 'token', 'seq', 'statuses', 'tails')
 if lease[1] ~= ARGV[1] then return { 'LOST' } end
@@ -31,15 +31,17 @@ if seq == last then
   for tail in string.gmatch(lease[4] or '', '[^,]+') do
     queue = queue + 1
     local all = tail == 'whole'
-    jobs[queue] = tail == 'broken' and {} or redis.call('LRANGE', key_of(queue, HELD), all and 0 or tail, -1)
+    jobs[queue] = (all or tail == 'broken') and {} or redis.call('LRANGE', key_of(queue, HELD), tail, -1)
     table.insert(jobs[queue], 1, all and '1' or '0')
   end
+  -- Written again: WAIT on a new connection waits only for what that connection has written.
+  redis.call('HDEL', record, '')
+  redis.call('HSET', record, 'seq', ARGV[2])
   return { 'OK', now[1], now[2], paused, quiet, 1, lease[3] or '', jobs, {} }
 end
 
 -- Under maxmemory only the first write of a script is refused, and never a removal: this one opens the way.
 redis.call('HDEL', record, '')
-
 local errors, statuses, at = {}, {}, 12
 -- Counted here and not by the caller: what is refused is said again, and must not count twice.
 local counted = { done = 0, failed = 0 }
@@ -98,7 +100,7 @@ end
 for s = 1, count do
   local queue, by, a, b, c = tonumber(ARGV[at]), ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4]
   local counter, effects = ARGV[at + 5], tonumber(ARGV[at + 6])
-  local held, status = key_of(queue, HELD), '1'
+  local held, status = key_of(queue, HELD)
   at = at + 7
   local found
   if broken[queue] then
@@ -114,15 +116,11 @@ for s = 1, count do
     -- In a list that is not as expected a place means nothing: the list is told, and the job is named again.
     status = (broken[queue] or by == 'p' and whole[queue]) and 'e' or '0'
   else
-    local key, reason = first_unfit(at, effects)
-    if not key then key, reason = place(at, effects) end
-    if key then
-      status = 'e'
-      errors[#errors + 1] = { s, key, reason }
-    elseif by == 'p' then
+    status = place_or_note(at, effects, errors, s)
+    if status == '1' and by == 'p' then
       redis.call('LSET', held, a, tombstone)
       graves[held] = true
-    else
+    elseif status == '1' then
       redis.call('LREM', held, 1, a)
     end
   end
@@ -189,25 +187,28 @@ for _, look in ipairs(looks) do
   end
 end
 
--- Moves up to `want` jobs; a first one alone shows how large they are, what goes over the budget goes back.
--- 1,000 at a time: `unpack` fails at 8,000, and by then the jobs have left their queue.
+-- Moves up to `want` jobs; a first one alone shows how large they are, what goes over the budget stays.
+-- Placed before they are removed: whatever is refused, no job is gone. 1,000 at a time: `unpack` fails at 8,000.
 local function take(queue, from, want)
-  local pop, push = side == 'R' and 'RPOP' or 'LPOP', side == 'R' and 'RPUSH' or 'LPUSH'
   local held, taken, bytes = key_of(queue, HELD), 0, 0
   while taken < want and (budget > 0 or got == 0) do
     local ask = taken == 0 and 1 or math.max(1, math.min(want - taken, 1000, math.floor(budget * taken / bytes)))
-    local jobs = redis.pcall(pop, from, ask)
-    if not jobs then return taken end
-    if failed(from, jobs) then return taken end
-    local fits = #jobs
+    local jobs
+    if side == 'R' then jobs = redis.pcall('LRANGE', from, -ask, -1) else jobs = redis.pcall('LRANGE', from, 0, ask - 1) end
+    if failed(from, jobs) or #jobs == 0 then return taken end
+    local told, fits = reserved[queue], 0
+    local first = #told + 1
     for i = 1, #jobs do
-      if budget <= 0 and got > 0 then fits = i - 1 break end
-      budget, bytes, got = budget - #jobs[i], bytes + #jobs[i], got + 1
+      if budget <= 0 and got > 0 then break end
+      local job = side == 'R' and jobs[#jobs + 1 - i] or jobs[i]
+      told[first + fits], fits = job, fits + 1
+      budget, bytes, got = budget - #job, bytes + #job, got + 1
     end
-    for i = #jobs, fits + 1, -1 do redis.call(push, from, jobs[i]) end
-    if fits > 0 then redis.call('RPUSH', held, unpack(jobs, 1, fits)) end
-    local told = #reserved[queue]
-    for i = 1, fits do reserved[queue][told + i] = jobs[i] end
+    if failed(held, redis.pcall('RPUSH', held, unpack(told, first, first + fits - 1))) then
+      for i = first + fits - 1, first, -1 do told[i] = nil end
+      return taken
+    end
+    if side == 'R' then redis.call('LTRIM', from, 0, -fits - 1) else redis.call('LTRIM', from, fits, -1) end
     taken, room = taken + fits, room - fits
     if fits < #jobs or #jobs < ask then return taken end
   end
@@ -255,10 +256,7 @@ local held_count = 0
 for queue = 1, queues do
   local held = key_of(queue, HELD)
   if not broken[queue] then held_count = held_count + redis.call('LLEN', held) end
-  if whole[queue] then
-    reserved[queue] = redis.call('LRANGE', held, 0, -1)
-    table.insert(reserved[queue], 1, '1')
-  end
+  if whole[queue] then reserved[queue] = { '1' } end
 end
 local said = table.concat(statuses)
 redis.call('HSET', record, 'seq', ARGV[2], 'statuses', said, 'tails', table.concat(tails, ','),

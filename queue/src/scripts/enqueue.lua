@@ -5,7 +5,11 @@
 --       field of `seen` ("" = none), its value
 -- Returns {statuses, {key, reason} or nothing}: 1 enqueued, 0 seen before; nothing is enqueued if a queue is unfit
 local before = redis.call('GET', KEYS[1])
-if before then return { before } end
+if before and before ~= '' then
+  -- Written again: WAIT on a new connection waits only for what that connection has written.
+  redis.call('PEXPIRE', KEYS[1], ARGV[1])
+  return { before }
+end
 for i = 4, #KEYS do
   local kind = redis.call('TYPE', KEYS[i]).ok
   if kind ~= 'none' and kind ~= 'list' then
@@ -18,15 +22,30 @@ for job = 1, tonumber(ARGV[3]) do
     return { '', { KEYS[2], 'WRONGTYPE holds a ' .. seen .. ', must be a hash' } }
   end
 end
-local push, statuses = ARGV[2] == 'L' and 'LPUSH' or 'RPUSH', {}
+-- Redis does not undo what a script has done before it was refused: a job pushed by a call that then may not leave its
+-- mark would be pushed again and again. So the mark is written first, still empty, and `seen` is tried: as it was.
+local push, statuses, tried = ARGV[2] == 'L' and 'LPUSH' or 'RPUSH', {}, false
+local function refused(command, answer)
+  if type(answer) ~= 'table' or not answer.err then return nil end
+  local denied = string.find(answer.err, 'NOPERM', 1, true) or string.find(answer.err, "can't run this command", 1, true)
+  return denied and redis.error_reply('NOPERM command ' .. command) or answer
+end
+local refusal = refused('SET', redis.pcall('SET', KEYS[1], '', 'PX', ARGV[1]))
+if refusal then return refusal end
 for job = 1, tonumber(ARGV[3]) do
   local at = 4 + 4 * (job - 1)
   local field, state = ARGV[at + 2], ARGV[at + 3]
-  if field ~= '' and redis.call('HGET', KEYS[2], field) == state then
+  local present = field ~= '' and redis.call('HGET', KEYS[2], field)
+  if present == state then
     statuses[job] = '0'
   else
-    -- The push first: as the first write it is the one that maxmemory refuses, before anything is marked as seen.
-    redis.call(push, KEYS[tonumber(ARGV[at])], ARGV[at + 1])
+    if field ~= '' and not tried then
+      refusal = refused('HSET', redis.pcall('HSET', KEYS[2], field, present or ''))
+      if refusal then return refusal end
+      tried = true
+    end
+    refusal = refused(push, redis.pcall(push, KEYS[tonumber(ARGV[at])], ARGV[at + 1]))
+    if refusal then return refusal end
     if field ~= '' then redis.call('HSET', KEYS[2], field, state) end
     statuses[job] = '1'
   end

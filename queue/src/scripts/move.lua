@@ -3,30 +3,20 @@
 -- ARGV[1] "fenced" or ""  [2] number of jobs; each: index of its source, "l" list or "z" sorted set, member,
 --       number of effects, the effects
 -- Returns {"HELD"} when the lane has its lease after all | {"OK", statuses, {error: job, key, reason}...}
---       statuses: 1 moved, 0 not there any more, e refused (see errors)
+--       statuses: 1 moved, 0 not there any more, e refused (see errors), c what was to be changed is not as expected
 if ARGV[1] == 'fenced' and redis.call('HEXISTS', KEYS[1], 'token') == 1 then return { 'HELD' } end
 local errors, statuses, at = {}, {}, 3
 -- The first write, never refused: see cycle.lua. Counters of the wrong type are no reason to stop.
 redis.pcall('HDEL', KEYS[1], '')
 for job = 1, tonumber(ARGV[2]) do
   local source, kind, member = KEYS[tonumber(ARGV[at])], ARGV[at + 1], ARGV[at + 2]
-  local effects, status = tonumber(ARGV[at + 3]), '1'
+  local effects, status = tonumber(ARGV[at + 3]), '0'
   at = at + 4
   local found
   if kind == 'l' then found = redis.call('LPOS', source, member) else found = redis.call('ZSCORE', source, member) end
-  if not found then
-    status = '0'
-  else
-    local key, reason = first_unfit(at, effects)
-    if not key then key, reason = place(at, effects) end
-    if key then
-      status = 'e'
-      errors[#errors + 1] = { job, key, reason }
-    elseif kind == 'l' then
-      redis.call('LREM', source, 1, member)
-    else
-      redis.call('ZREM', source, member)
-    end
+  if found then status = place_or_note(at, effects, errors, job) end
+  if status == '1' then
+    if kind == 'l' then redis.call('LREM', source, 1, member) else redis.call('ZREM', source, member) end
   end
   statuses[#statuses + 1] = status
   at = at + 4 * effects

@@ -4,7 +4,8 @@
 --         then three a queue: queue, suspects, delayed
 -- ARGV[1] consuming side: R or L  [2] at most this many bytes of the oldest entry
 --     [3] what a lane's record is called, without the lane  [4] at most this many lanes of each registry
---     [5] what the dead letters are: list or zset
+--     [5] what the dead letters are: list or zset  [6] what the key of a job begins with that the queue only names,
+--     or ""  [7] what the completed are: list or zset
 -- Returns {seconds, microseconds, counters, dead, completed, lanes, reaping, jobs held by lanes, paused,
 --       {a queue: waiting, suspects, delayed, due, oldest entry, {{key, reason}...}}, {{key, reason}...},
 --       {a registered lane: lane, pod, start, JobQueue, jobs held, quiet word acknowledged, breakers}}
@@ -31,6 +32,11 @@ for at = 7, #KEYS, 3 do
   local bad = {}
   local waiting = read(bad, 0, 'LLEN', KEYS[at])
   local oldest = read(bad, false, 'LINDEX', KEYS[at], ARGV[1] == 'R' and -1 or 0)
+  if oldest and ARGV[6] ~= '' then
+    -- Not declared either, because its name is read here.
+    oldest = redis.pcall('GETRANGE', ARGV[6] .. oldest, 0, ARGV[2] - 1)
+    if type(oldest) ~= 'string' then oldest = false end
+  end
   queues[#queues + 1] = {
     waiting, read(bad, 0, 'LLEN', KEYS[at + 1]), read(bad, 0, 'ZCARD', KEYS[at + 2]),
     read(bad, 0, 'ZCOUNT', KEYS[at + 2], '-inf', ms), oldest and string.sub(oldest, 1, tonumber(ARGV[2])) or '', bad,
@@ -66,6 +72,6 @@ for _, lane in ipairs(read(unfit, {}, 'ZRANGE', KEYS[5], 0, ARGV[4] - 1)) do
 end
 return {
   now[1], now[2], read(unfit, {}, 'HGETALL', KEYS[1]), read(unfit, 0, ARGV[5] == 'zset' and 'ZCARD' or 'LLEN', KEYS[2]),
-  read(unfit, 0, 'LLEN', KEYS[3]), read(unfit, 0, 'ZCARD', KEYS[4]), read(unfit, 0, 'ZCARD', KEYS[5]), in_flight,
+  read(unfit, 0, ARGV[7] == 'zset' and 'ZCARD' or 'LLEN', KEYS[3]), read(unfit, 0, 'ZCARD', KEYS[4]), read(unfit, 0, 'ZCARD', KEYS[5]), in_flight,
   redis.call('EXISTS', KEYS[6]), queues, unfit, lanes,
 }

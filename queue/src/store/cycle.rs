@@ -2,7 +2,9 @@
 use bytes::Bytes;
 use redis::Value;
 
-use super::{CYCLE, Call, PAGE_BYTES, Session, StoreError, bytes, list, number, text, unexpected};
+use super::{
+    CYCLE, Call, PAGE_BYTES, PAGE_COUNT, PageKind, Session, StoreError, bytes, list, number, text, unexpected,
+};
 use crate::effects::{Effect, Side, Verdict};
 use crate::keys::LaneLists;
 
@@ -72,8 +74,8 @@ impl Settlement {
     const fn counter(&self) -> &'static str {
         match self.verdict {
             Verdict::Done | Verdict::Discarded => "done",
-            Verdict::Retried | Verdict::Dead(_) => "failed",
-            Verdict::Released | Verdict::Suspected => "",
+            Verdict::Retried | Verdict::Dead(_) | Verdict::GivenUp => "failed",
+            Verdict::Released | Verdict::Suspected | Verdict::Dropped => "",
         }
     }
 }
@@ -113,6 +115,8 @@ pub enum Status {
     NotHeld,
     /// A destination refused it: see the refusals; or the held list was not as expected. The job is still held.
     Refused,
+    /// The job is not any more what the decision was made for: it is still held, to be read and decided again.
+    Changed,
 }
 
 impl Status {
@@ -121,6 +125,7 @@ impl Status {
         let status = |letter: &u8| match letter {
             b'1' => Self::Settled,
             b'e' => Self::Refused,
+            b'c' => Self::Changed,
             _ => Self::NotHeld,
         };
         letters.iter().map(status).collect()
@@ -230,7 +235,30 @@ impl Session {
         if !cycle.settlements.is_empty() || cycle.queues.iter().any(|queue| !queue.done.is_empty()) {
             self.replicated().await?;
         }
-        self.understand_cycle(reply)
+        let mut cycled = self.understand_cycle(reply)?;
+        for (returned, lists) in cycled.iter_mut().flat_map(|cycled| &mut cycled.queues).zip(&lane.lists) {
+            if returned.whole {
+                returned.jobs = self.all_of(&lists.held).await?;
+            }
+        }
+        Ok(cycled)
+    }
+
+    /// A whole list, page by page: together its jobs may be more than a reply should carry. Nobody but the lane that asks
+    /// adds to it, and what a reaper takes meanwhile is not the lane's any more, as its next call will tell.
+    async fn all_of(&mut self, list: &str) -> Result<Vec<Bytes>, StoreError> {
+        let mut jobs = Vec::new();
+        loop {
+            let skip = u64::try_from(jobs.len()).unwrap_or(u64::MAX);
+            let page = self.page_after(list, PageKind::Head, skip, PAGE_COUNT).await?;
+            if page.entries.is_empty() {
+                return Ok(jobs);
+            }
+            jobs.extend(page.entries);
+            if page.length <= u64::try_from(jobs.len()).unwrap_or(u64::MAX) {
+                return Ok(jobs);
+            }
+        }
     }
 
     fn understand_cycle(&mut self, reply: Vec<Value>) -> Result<Option<Cycled>, StoreError> {

@@ -6,7 +6,7 @@ use redis::{Cmd, Value};
 
 use super::control::LANES;
 use super::{
-    Call, ENQUEUE, LIMIT, MOVE, PAGE, PAGE_BYTES, PURGE, Refusal, SNAPSHOT, Session, Status, StoreError,
+    Call, ENQUEUE, LIMIT, MOVE, PAGE, PAGE_BYTES, PAGE_COUNT, Refusal, SNAPSHOT, Session, Status, StoreError,
     TURN, bytes, list, number, text, unexpected,
 };
 use crate::effects::{Effect, Side};
@@ -47,6 +47,8 @@ pub enum PageKind {
     Head,
     /// A list from its tail.
     Tail,
+    /// A sorted set from its highest score.
+    Newest,
     /// The due members of a sorted set whose scores are milliseconds.
     Due,
     /// The due members of a sorted set whose scores are seconds, with a fraction.
@@ -69,15 +71,15 @@ pub enum Turn {
     Keep,
     /// Away.
     Drop,
+    /// Where these put it.
+    Place(Vec<Effect>),
+}
+
+impl Turn {
     /// To another list.
-    Push {
-        /// The list.
-        key: String,
-        /// Which end.
-        side: Side,
-        /// What.
-        bytes: Bytes,
-    },
+    pub fn push(key: impl Into<String>, side: Side, bytes: Bytes) -> Self {
+        Self::Place(vec![Effect::Push { key: key.into(), side, bytes }])
+    }
 }
 
 /// What one look at the queues shows.
@@ -226,6 +228,7 @@ impl Session {
         let word = match kind {
             PageKind::Head => "head",
             PageKind::Tail => "tail",
+            PageKind::Newest => "newest",
             PageKind::Due => "due",
             PageKind::DueSeconds => "due-seconds",
         };
@@ -246,7 +249,33 @@ impl Session {
     ) -> Result<Vec<Status>, StoreError> {
         let mut call = Call::new(vec![self.keys.counters(), set.to_owned()]);
         call.arg("").arg(moves.len());
-        self.moved(call, "z", moves).await.map(Option::unwrap_or_default)
+        let (statuses, refusals) = self.moved(call, "z", moves).await?.unwrap_or_default();
+        log(refusals);
+        Ok(statuses)
+    }
+
+    /// Takes members out of a sorted set, each only if it is still there, to where their effects place them: as `promote`,
+    /// a page a step, all in one round trip; and for a person, who is told what was refused.
+    pub async fn take(
+        &mut self,
+        set: &str,
+        moves: &[(Bytes, Vec<Effect>)],
+    ) -> Result<(Vec<Status>, Option<Refusal>), StoreError> {
+        let (mut statuses, mut refused) = (Vec::with_capacity(moves.len()), None);
+        let calls: Vec<Call> = moves
+            .chunks(PAGE_COUNT)
+            .map(|page| {
+                let mut call = Call::new(vec![self.keys.counters(), set.to_owned()]);
+                call.arg("").arg(page.len());
+                self.moves(call, "z", page)
+            })
+            .collect();
+        for reply in self.eval_all(&MOVE, &calls).await? {
+            let (page, mut refusals) = what_moved(reply)?.unwrap_or_default();
+            statuses.extend(page);
+            refused = refusals.pop().or(refused);
+        }
+        Ok((statuses, refused))
     }
 
     /// Moves jobs out of a fenced lane's list: each only if it is still there, none if the lane has its lease.
@@ -258,62 +287,70 @@ impl Session {
     ) -> Result<Option<Vec<Status>>, StoreError> {
         let mut call = Call::new(vec![self.keys.record(lane), from.to_owned()]);
         call.arg("fenced").arg(moves.len());
-        self.moved(call, "l", moves).await
+        let Some((statuses, refusals)) = self.moved(call, "l", moves).await? else { return Ok(None) };
+        log(refusals);
+        Ok(Some(statuses))
     }
 
     async fn moved(
         &mut self,
-        mut call: Call,
+        call: Call,
         kind: &str,
         moves: &[(Bytes, Vec<Effect>)],
-    ) -> Result<Option<Vec<Status>>, StoreError> {
+    ) -> Result<Option<Moved>, StoreError> {
+        let call = self.moves(call, kind, moves);
+        what_moved(self.eval(&MOVE, &call).await?)
+    }
+
+    fn moves(&self, mut call: Call, kind: &str, moves: &[(Bytes, Vec<Effect>)]) -> Call {
         let counters = self.keys.counters();
         for (member, effects) in moves {
             call.arg(2).arg(kind).arg(&member[..]);
             call.effects(effects, &counters);
         }
-        let mut reply = list(self.eval(&MOVE, &call).await?)?.into_iter();
-        match reply.next().map(text).as_deref() {
-            Some("OK") => {}
-            Some("HELD") => return Ok(None),
-            _ => return Err(unexpected("move")),
-        }
-        let statuses = reply.next().map(bytes).unwrap_or_default();
-        let errors = reply.next().map(list).transpose()?.unwrap_or_default();
-        for error in errors {
-            let Refusal { key, reason } = Refusal::read(error)?;
-            tracing::error!(key, reason, "Could not move a job, it stays where it was");
-        }
-        Ok(Some(Status::all(&statuses)))
+        call
     }
 
     /// Turns a page of a list from its tail: answers how many entries were still the expected ones.
     pub async fn turn(&mut self, key: &str, entries: &[(Bytes, Turn)]) -> Result<usize, StoreError> {
-        let mut call = Call::new(vec![key.to_owned(), self.keys.counters()]);
-        call.arg(entries.len());
-        for (entry, turn) in entries {
-            call.arg(&entry[..]);
-            match turn {
-                Turn::Keep => call.arg(1).arg("").arg(""),
-                Turn::Drop => call.arg(0).arg("").arg(""),
-                Turn::Push { key, side, bytes } => {
-                    let key = call.key(key);
-                    call.arg(key).arg(side.letter()).arg(&bytes[..])
-                }
-            };
-        }
-        let mut reply = list(self.eval(&TURN, &call).await?)?.into_iter();
-        let turned = reply.next().as_ref().and_then(number).unwrap_or(0);
-        match reply.next() {
-            Some(unfit) if turned == 0 => Err(Refusal::read(unfit)?.into()),
-            _ => Ok(usize::try_from(turned).unwrap_or(0)),
-        }
+        Ok(self.turn_pages(key, &[entries]).await?.into_iter().sum())
     }
 
-    /// Deletes a list; answers how many entries it had.
-    pub async fn purge(&mut self, key: &str) -> Result<u64, StoreError> {
-        let call = Call::new(vec![key.to_owned()]);
-        number(&self.eval(&PURGE, &call).await?).ok_or_else(|| unexpected("purge"))
+    /// The same for pages that follow each other, each a step of its own, in one round trip. One that stops does not stop
+    /// those behind it: they look at the tail as well.
+    pub async fn turn_pages(
+        &mut self,
+        key: &str,
+        pages: &[&[(Bytes, Turn)]],
+    ) -> Result<Vec<usize>, StoreError> {
+        let counters = self.keys.counters();
+        let call = |page: &&[(Bytes, Turn)]| {
+            let mut call = Call::new(vec![key.to_owned(), counters.clone()]);
+            call.arg(page.len());
+            for (entry, turn) in *page {
+                call.arg(&entry[..]);
+                match turn {
+                    Turn::Keep => call.arg("k").effects(&[], &counters),
+                    Turn::Drop => call.arg("m").effects(&[], &counters),
+                    Turn::Place(effects) => call.arg("m").effects(effects, &counters),
+                }
+            }
+            call
+        };
+        let calls: Vec<Call> = pages.iter().map(call).collect();
+        let (mut turned, mut refused) = (Vec::with_capacity(pages.len()), None);
+        for reply in self.eval_all(&TURN, &calls).await? {
+            let mut reply = list(reply)?.into_iter();
+            let count = reply.next().as_ref().and_then(number).unwrap_or(0);
+            turned.push(usize::try_from(count).unwrap_or(0));
+            if let Some(unfit) = reply.next() {
+                refused = Some(Refusal::read(unfit)?);
+            }
+        }
+        match refused {
+            Some(refusal) if turned.iter().all(|count| *count == 0) => Err(refusal.into()),
+            _ => Ok(turned),
+        }
     }
 
     /// One look at the queues, of one instant. A key that cannot be read does not hide the others: it is named.
@@ -332,6 +369,8 @@ impl Session {
         let mut call = Call::new(keys);
         call.arg(side.letter()).arg(OLDEST_BYTES).arg(self.keys.record("")).arg(LANES);
         call.arg(self.keys.dead_letters_kind());
+        call.arg(if self.keys.names_jobs() { self.keys.jobs().data("") } else { String::new() });
+        call.arg(self.keys.completed_kind());
         let reply = list(self.eval(&SNAPSHOT, &call).await?)?;
         let [
             seconds,
@@ -580,5 +619,27 @@ impl Session {
         let mut set = Cmd::new();
         set.arg("SET").arg(key).arg(value);
         self.query(&set).await.map(drop)
+    }
+}
+
+/// What became of jobs that were to be moved, and what refused them.
+type Moved = (Vec<Status>, Vec<Refusal>);
+
+fn what_moved(reply: Value) -> Result<Option<Moved>, StoreError> {
+    let mut reply = list(reply)?.into_iter();
+    match reply.next().map(text).as_deref() {
+        Some("OK") => {}
+        Some("HELD") => return Ok(None),
+        _ => return Err(unexpected("move")),
+    }
+    let statuses = reply.next().map(bytes).unwrap_or_default();
+    let errors = reply.next().map(list).transpose()?.unwrap_or_default();
+    let refusals = errors.into_iter().map(Refusal::read).collect::<Result<_, _>>()?;
+    Ok(Some((Status::all(&statuses), refusals)))
+}
+
+fn log(refusals: Vec<Refusal>) {
+    for Refusal { key, reason } in refusals {
+        tracing::error!(key, reason, "Could not move a job, it stays where it was");
     }
 }

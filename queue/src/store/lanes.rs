@@ -7,6 +7,7 @@ use super::{
     CLOSE, Call, EXTEND, FENCE, FORGET, NUMBER, ORPHAN, REGISTER, Session, StoreError, list, number, text,
     unexpected,
 };
+use crate::keys::QueueKeys;
 
 /// Who opens a lane.
 #[derive(Debug, Clone, Default)]
@@ -102,11 +103,20 @@ impl Session {
                 lists: vec![lists.held.clone(), lists.parked.clone(), lists.parked_suspects.clone()],
             })
             .collect();
-        let mut call = Call::new(vec![self.keys.record(&id), self.keys.heartbeat(&id), self.keys.lanes()]);
-        for list in recorded.iter().flat_map(|queue| &queue.lists) {
-            call.key(list);
-        }
-        call.arg(&id).arg(&token).arg(who.ttl_ms);
+        let mut touched = vec![self.keys.record(&id), self.keys.heartbeat(&id), self.keys.lanes()];
+        touched.push(self.keys.tried(&id));
+        let lane_lists: Vec<_> = recorded.iter().flat_map(|queue| queue.lists.clone()).collect();
+        let count = lane_lists.len();
+        touched.extend(lane_lists);
+        touched.extend([self.keys.paused(), self.keys.quiet(&who.control), self.keys.counters()]);
+        touched.extend(self.keys.queues.iter().flat_map(|queue| {
+            let QueueKeys { name: _, queue, suspects, delayed, completed, dead_letters, counters, jobs } =
+                queue;
+            let ours = [queue, suspects, delayed, completed, dead_letters, counters];
+            ours.map(Clone::clone).into_iter().chain([jobs.data(""), jobs.index("pending"), jobs.idem("")])
+        }));
+        let mut call = Call::new(touched);
+        call.arg(&id).arg(&token).arg(who.ttl_ms).arg(count);
         call.arg("process").arg(&who.process).arg("pod").arg(&who.pod_uid);
         call.arg("jobqueue").arg(&who.jobqueue_uid).arg("start").arg(who.started_ms);
         let parked = lists.iter().flat_map(|lists| [lists.parked.as_str(), &lists.parked_suspects]);
@@ -115,6 +125,9 @@ impl Session {
         call.arg("lists").arg(recorded);
         let reply = list(self.eval(&REGISTER, &call).await?)?;
         let [ok, time @ ..] = reply.as_slice() else { return Err(unexpected("register")) };
+        if let (Value::BulkString(_), [command]) = (ok, time) {
+            return Err(StoreError::Denied { what: format!("command {}", text(command.clone())) });
+        }
         if number(ok) != Some(1) {
             return Ok(None);
         }
@@ -284,6 +297,13 @@ impl Session {
             .arg(0)
             .arg(count);
         Ok(list(self.query(&get).await?)?.into_iter().map(text).collect())
+    }
+
+    /// Puts a lane into the registry, as one whose lease has expired; one that is there stays as it is.
+    pub async fn enlist(&mut self, lane: &str) -> Result<(), StoreError> {
+        let mut add = Cmd::new();
+        add.arg("ZADD").arg(self.keys.lanes()).arg("NX").arg(self.now_ms()).arg(lane);
+        self.query(&add).await.map(drop)
     }
 
     /// Up to `count` lanes, from `offset`, in the order of their lease's expiry.

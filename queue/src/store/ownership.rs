@@ -1,7 +1,8 @@
 //! Whose a queue is: two that served the same lists by different rules would ruin each other's jobs.
 use redis::Cmd;
 
-use super::{Call, OWN, Session, StoreError, list, number, text};
+use super::{Call, DISOWN, OWN, PAGE_COUNT, Session, StoreError, list, number, text};
+use crate::effects::Side;
 use crate::keys::escape_glob;
 
 /// How often the lanes may change while their jobs are counted.
@@ -14,6 +15,20 @@ impl Session {
         let mut call = Call::new(vec![claim(key)]);
         call.arg(owner).arg(gone.unwrap_or_default());
         self.eval(&OWN, &call).await.map(text)
+    }
+
+    /// Gives up the claim of the queue under `key`, if it is `owner`'s.
+    pub async fn disown(&mut self, key: &str, owner: &str) -> Result<bool, StoreError> {
+        let mut call = Call::new(vec![claim(key)]);
+        call.arg(owner);
+        self.eval(&DISOWN, &call).await.map(|answer| number(&answer) == Some(1))
+    }
+
+    /// Who has claimed each of these queues.
+    pub async fn owners(&mut self, keys: &[String]) -> Result<Vec<Option<String>>, StoreError> {
+        let asked = keys.iter().map(|key| command("GET", &claim(key))).collect();
+        let answers = self.query_all(asked).await?;
+        Ok(answers.into_iter().map(|owner| (owner != redis::Value::Nil).then(|| text(owner))).collect())
     }
 }
 
@@ -71,44 +86,64 @@ impl Session {
         Err(StoreError::Later("lanes come and go while their jobs are counted".into()))
     }
 
-    /// Deletes every key of this shard, its jobs included: for a queue that is deleted with all it holds. Nobody may work
-    /// on it any more. Keys are named one by one: another queue's prefix may begin with this one's. Queues and dead letters
-    /// of another program stay; what lanes still hold of them is to be given back first.
-    pub async fn delete_all(&mut self) -> Result<(), StoreError> {
-        let mut lanes = self.lanes(0, usize::MAX >> 1).await?;
-        lanes.extend(self.reaping(usize::MAX >> 1).await?);
-        for lane in lanes {
-            let keys = self.keys.clone();
-            let lists = keys.lists(&lane).into_iter();
-            let lists = lists.flat_map(|lists| [lists.held, lists.parked, lists.parked_suspects]);
-            for key in lists.chain([keys.record(&lane), keys.heartbeat(&lane)]) {
-                self.unlink(&key).await?;
+    /// Moves what is suspected back to the consuming end of its queue: for one whose jobs are another program's, and whose
+    /// suspects are about to be deleted.
+    pub async fn clear_suspects(&mut self, side: Side) -> Result<(), StoreError> {
+        for queue in self.keys.queues.clone() {
+            loop {
+                // The next one out last, so that it is the next one out again.
+                let mut one = command("LMOVE", &queue.suspects);
+                one.arg(&queue.queue).arg(side.opposite().word()).arg(side.word());
+                let answers = self.query_all(vec![one; PAGE_COUNT]).await?;
+                if answers.contains(&redis::Value::Nil) {
+                    break;
+                }
             }
         }
-        for family in [self.keys.seen(""), self.keys.enqueued(""), self.keys.quiet("")] {
+        Ok(())
+    }
+
+    /// Deletes every key of this shard, its jobs included: for a queue that is deleted with all it holds. Nobody may work
+    /// on it any more. Keys are named one by one: another queue's prefix may begin with this one's. Queues and dead letters
+    /// of another program stay; what lanes still hold of them, and what is suspected, is to be given back first.
+    ///
+    /// Whoever gives up in the middle, and begins again, finds less to do; the claims go last.
+    pub async fn delete_all(&mut self) -> Result<(), StoreError> {
+        let keys = self.keys.clone();
+        let mut lanes = self.lanes(0, usize::MAX >> 1).await?;
+        lanes.extend(self.reaping(usize::MAX >> 1).await?);
+        for page in lanes.chunks(PAGE_COUNT) {
+            let of = |lane: &String| {
+                let lists = keys.lists(lane).into_iter();
+                let lists = lists.flat_map(|lists| [lists.held, lists.parked, lists.parked_suspects]);
+                lists.chain([keys.record(lane), keys.heartbeat(lane)]).collect::<Vec<_>>()
+            };
+            self.unlink_all(&page.iter().flat_map(of).collect::<Vec<_>>()).await?;
+        }
+        let mut families = vec![self.keys.seen(""), self.keys.enqueued(""), self.keys.quiet("")];
+        if self.keys.names_jobs() {
+            let jobs = self.keys.jobs();
+            families.extend([jobs.data(""), jobs.index(""), jobs.idem("")]);
+        }
+        for family in families {
             let mut cursor = "0".to_owned();
             loop {
                 let (next, keys) =
                     self.scan_any(&cursor, &format!("{}*", escape_glob(&family)), 1000).await?;
-                for key in keys {
-                    // A member of the family is one word longer; anything else belongs to somebody else.
-                    if key.strip_prefix(&family).is_some_and(|rest| !rest.contains(':')) {
-                        self.unlink(&key).await?;
-                    }
-                }
+                // A member of the family is one word longer; anything else belongs to somebody else.
+                let is_member =
+                    |key: &String| key.strip_prefix(&family).is_some_and(|rest| !rest.contains(':'));
+                self.unlink_all(&keys.into_iter().filter(is_member).collect::<Vec<_>>()).await?;
                 cursor = next;
                 if cursor == "0" {
                     break;
                 }
             }
         }
-        let keys = self.keys.clone();
         let foreign = keys.queues_are_foreign();
         let of_queues = keys.queues.iter().flat_map(|queue| {
             let mut own = vec![queue.suspects.clone(), queue.delayed.clone()];
-            if !foreign {
-                own.extend([queue.queue.clone(), claim(&queue.queue)]);
-            }
+            own.extend((!foreign).then(|| queue.queue.clone()));
             own
         });
         let own = [
@@ -121,12 +156,21 @@ impl Session {
             keys.counters(),
             keys.layout(),
             keys.completed(),
-            claim(&keys.lanes()),
         ];
-        for key in of_queues.chain(own).chain((!foreign).then(|| keys.dead_letters())) {
-            self.unlink(&key).await?;
+        let all = of_queues.chain(own).chain((!foreign).then(|| keys.dead_letters()));
+        self.unlink_all(&all.collect::<Vec<_>>()).await?;
+        let lists = keys.queues.iter().filter(|_| !foreign).map(|queue| claim(&queue.queue));
+        self.unlink_all(&lists.chain([claim(&keys.lanes())]).collect::<Vec<_>>()).await
+    }
+
+    /// Deletes keys of this shard, which are all of one slot, in one step. Their memory is freed beside it.
+    async fn unlink_all(&mut self, keys: &[String]) -> Result<(), StoreError> {
+        if keys.is_empty() {
+            return Ok(());
         }
-        Ok(())
+        let mut unlink = word("UNLINK");
+        unlink.arg(keys);
+        self.query(&unlink).await.map(|_| ())
     }
 }
 

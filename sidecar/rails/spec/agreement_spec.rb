@@ -21,7 +21,9 @@ RSpec.describe "Agreement with Sidekiq" do
   let(:app) { Jobqueue::Sidecar::App.new(Jobqueue::Sidecar::Settings.new({})) }
 
   def job(name, **fields)
-    { "class" => name, "args" => [1], "jid" => "j1", "queue" => "default", "created_at" => 1_700_000_000.5 }
+    # As a client of this version writes it: what is written later is of the same type.
+    created_at = Jobqueue::Sidecar::SidekiqRuntime.since?("8.0") ? 1_700_000_000_500 : 1_700_000_000.5
+    { "class" => name, "args" => [1], "jid" => "j1", "queue" => "default", "created_at" => created_at }
       .merge(fields.transform_keys(&:to_s))
   end
 

@@ -1,5 +1,6 @@
 # frozen_string_literal: true
 
+require "securerandom"
 require "tempfile"
 
 RSpec.describe Jobqueue::Sidecar::App do
@@ -47,6 +48,18 @@ RSpec.describe Jobqueue::Sidecar::App do
       Rails.application.executor.to_complete { runs << :complete }
       verdict("Echo")
       expect(runs).to eq(%i[run complete])
+    end
+
+    it "runs without arguments when it has none" do
+      expect(JSON.parse(post(job("Echo").except("args")).body)["status"]).to eq("success")
+      expect(happened(:performed)).to eq([[:performed, []]])
+    end
+
+    it "has a pool of connections as large as its concurrency, and leaves the thread as it was" do
+      skip "one pool for all" unless Jobqueue::Sidecar::SidekiqRuntime::CONFIG_OBJECT
+      verdict("NotesThePool")
+      expect(happened(:pool)).to eq([[:pool, true]])
+      expect(Thread.current[:sidekiq_capsule]).to be_nil
     end
 
     it "may be an ActiveJob with its own arguments" do
@@ -116,6 +129,30 @@ RSpec.describe Jobqueue::Sidecar::App do
       expect(JSON.parse(class_knows.body)).to include("kill" => true)
     end
 
+    it "looks at the clock itself when the time for its retries may have ended while it ran" do
+      overdue = { retry_for: 60, retry_count: 0, failed_at: Time.now.to_f - 61 }
+      known = ->(fields) { JSON.parse(post(job("Fails", **fields), "HTTP_X_JOB_LAST_ATTEMPT" => "false").body) }
+      expect(known[overdue]).to include("kill" => true)
+      expect(happened(:died).size).to eq(1)
+      expect(known[overdue.merge(failed_at: Time.now.to_f - 30)]).not_to include("kill")
+    end
+
+    it "gives a block as many arguments as it takes" do
+      expect(verdict("FailsAndSaysWhenStrictly")["retry_in"]).to eq(70)
+    end
+
+    it "tells death handlers when a job was discarded, as Sidekiq 8 does" do
+      seen = []
+      noting = ->(job, _exception) { seen << job["discarded_at"] }
+      SidekiqVersions.config.death_handlers << noting
+      verdict("Fails", retry: 0, dead: false)
+      verdict("Fails", retry: 0)
+      since = Jobqueue::Sidecar::SidekiqRuntime.since?("8.0.8")
+      expect(seen).to match([since ? be_within(60_000).of(Time.now.to_i * 1000) : nil, nil])
+    ensure
+      SidekiqVersions.config.death_handlers.delete(noting)
+    end
+
     it "sends as many lines of backtrace as the job asks for" do
       expect(verdict("Fails", backtrace: 2)["backtrace"].size).to eq(2)
       expect(verdict("Fails", backtrace: true)["backtrace"].first).to match(/jobs\.rb.*perform/)
@@ -156,27 +193,51 @@ RSpec.describe Jobqueue::Sidecar::App do
     end
   end
 
-  describe "a job that the worker buries by itself" do
-    it "has its block and the death handlers, and is not performed" do
-      answer = post(job("Echo", 1, error_class: "Jobqueue::Poison", error_message: "died 3 times"), path: "/jobs/death")
-      expect([answer.status, JSON.parse(answer.body)]).to eq([200, { "status" => "success" }])
-      expect(Events.to_a).to include([:exhausted, nil, "Jobqueue::Poison"], [:died, "j1", "Jobqueue::Sidecar::JobDied"])
+  describe "a job that the worker gives up" do
+    def died(*args, **fields)
+      answer = post(job(*args, error_class: "Jobqueue::Timeout", error_message: "no answer within 60s", **fields),
+                    path: "/jobs/death")
+      expect(answer.status).to eq(200), answer.body
+      JSON.parse(answer.body)
+    end
+
+    it "has its block and the death handlers as after its last failure, and is not performed" do
+      seen = []
+      noting = ->(job, exception) { seen << [job["retry_count"], job["error_message"], exception.message] }
+      SidekiqVersions.config.death_handlers << noting
+      expect(died("Echo", 1, retry_count: 4)).to include("status" => "failure", "kill" => true)
+      expect(Events.to_a).to include([:exhausted, 5, "Jobqueue::Timeout"], [:died, "j1", "Jobqueue::Timeout"])
       expect(happened(:performed)).to eq([])
+      expect(seen).to eq([[5, "no answer within 60s", "no answer within 60s"]])
+    ensure
+      SidekiqVersions.config.death_handlers.delete(noting)
     end
 
     it "says when it is not to be kept" do
-      expect(JSON.parse(post(job("FailsForGood"), path: "/jobs/death").body)).to eq("status" => "success", "discard" => true)
+      expect(died("FailsForGood")).to include("discard" => true)
+      expect(died("Echo", dead: false)).to include("discard" => true)
     end
 
-    it "has the death handlers also when its class is gone" do
-      expect(post(job("No::Such"), path: "/jobs/death").status).to eq(200)
-      expect(happened(:died).size).to eq(1)
+    it "has the death handlers alone when it is never retried, and when its class is gone" do
+      expect(died("Echo", retry: false)).to include("discard" => true)
+      died("No::Such", error_class: "Kernel")
+      expect(happened(:exhausted)).to eq([])
+      expect(happened(:died)).to eq([[:died, "j1", "Jobqueue::Timeout"], [:died, "j1", "Jobqueue::JobDied"]])
+    end
+
+    it "has them while every slot is taken by itself and another, and not again when it ends" do
+      threads = %w[j1 j2].map { |jid| Thread.new { post(job("WaitsAndFails", jid: jid), HTTP_X_JOB_LAST_ATTEMPT: "true") } }
+      2.times { Waits::STARTED.pop }
+      expect(died("WaitsAndFails")).to include("kill" => true)
+      2.times { Waits::GO << true }
+      expect(threads.map { |thread| JSON.parse(thread.value.body)["kill"] }).to eq([nil, true])
+      expect(happened(:died)).to eq([[:died, "j1", "Jobqueue::Timeout"], [:died, "j2", "Boom"]])
     end
   end
 
   describe "back-pressure and stop" do
-    def running(name = "Waits")
-      thread = Thread.new { post(job(name)) }
+    def running(name = "Waits", jid: SecureRandom.hex, **env)
+      thread = Thread.new { post(job(name, jid: jid), **env) }
       Waits::STARTED.pop
       thread
     end
@@ -215,6 +276,75 @@ RSpec.describe Jobqueue::Sidecar::App do
       expect(Events.to_a.map(&:first)).not_to include(:died, :exhausted, :reported_error)
     end
 
+    it "never runs a job twice at once: it has to wait for its earlier run" do
+      thread = running(jid: "j1", HTTP_X_JOB_TIMEOUT: "60.000")
+      answer = post(job("Echo"))
+      expect([answer.status, answer.headers["retry-after"]]).to eq([503, "1"])
+      expect(answer.body).to include("an earlier run of this job")
+      expect(post(job("Echo", jid: "j2")).status).to eq(200)
+      Waits::GO << true
+      thread.join
+      expect(post(job("Echo")).status).to eq(200)
+    end
+
+    it "fails a job whose earlier run hangs, so that it takes one slot and no more" do
+      thread = running(jid: "j1", HTTP_X_JOB_TIMEOUT: "0.05")
+      sleep 0.1
+      retried = Array.new(3) { |count| verdict("Waits", retry_count: count) }
+      expect(retried.map { |said| [said["status"], said["error_class"]] }.uniq).to eq([%w[failure Jobqueue::StillRunning]])
+      expect(JSON.parse(web.get("/health").body)).to include("status" => "ok", "busy" => 1)
+      # At its end it dies of that, as it would of a timeout.
+      last = JSON.parse(post(job("Waits", retry_count: 4), HTTP_X_JOB_LAST_ATTEMPT: "true").body)
+      expect(last).to include("kill" => true)
+      expect(Events.to_a).to include([:exhausted, 5, "Jobqueue::StillRunning"], [:died, "j1", "Jobqueue::StillRunning"])
+      Waits::GO << true
+      thread.join
+    end
+
+    it "is in bad health when every slot has a job that nobody waits for" do
+      threads = Array.new(2) { running(HTTP_X_JOB_TIMEOUT: "0.05") }
+      sleep 0.1
+      health = web.get("/health")
+      expect([health.status, JSON.parse(health.body)["status"]]).to eq([503, "stuck"])
+      2.times { Waits::GO << true }
+      threads.each(&:join)
+      expect(web.get("/health").status).to eq(200)
+    end
+
+    it "has threads left for /health when death handlers are slow" do
+      held = Queue.new
+      slow = ->(*) { held.pop }
+      SidekiqVersions.config.death_handlers << slow
+      deaths = Array.new(3) { |number| Thread.new { post(job("Echo", jid: "d#{number}"), path: "/jobs/death") } }
+      eventually("two slots and one beside them") { app.gate.busy == 3 }
+      answer = post(job("Echo", jid: "d4"), path: "/jobs/death")
+      expect([answer.status, answer.headers["retry-after"]]).to eq([503, "1"])
+      expect(settings.threads).to be > app.gate.busy + 1
+      3.times { held << true }
+      expect(deaths.map { |thread| thread.value.status }).to eq([200] * 3)
+    ensure
+      SidekiqVersions.config.death_handlers.delete(slow)
+    end
+
+    it "waits for its jobs above the memory limit, in good health, and then ends" do
+      stopped = Queue.new
+      environment["JOBQUEUE_MEMORY_LIMIT_MB"] = "10"
+      app = described_class.new(Jobqueue::Sidecar::Settings.new(environment), memory: -> { 11 << 20 },
+                                                                              stop: -> { stopped << true })
+      request = Rack::MockRequest.new(app)
+      start = ->(name) { request.post("/jobs/execute", :input => JSON.generate(job(name)), "REMOTE_ADDR" => "::1") }
+      thread = Thread.new { start["Waits"] }
+      Waits::STARTED.pop
+      # Nobody ends a job: it is who asks for the health that finds out.
+      health = Array.new(2) { request.get("/health").then { |answer| [answer.status, JSON.parse(answer.body)["status"]] } }
+      expect(health).to eq([[200, "draining"]] * 2)
+      expect([start["Echo"].status, stopped.size]).to eq([503, 0])
+      Waits::GO << true
+      expect(thread.value.body).to include("success")
+      expect(stopped.pop).to be(true)
+      expect(Events.to_a.map(&:first)).not_to include(:interrupted)
+    end
+
     it "takes no more jobs above its memory limit and ends the process once" do
       stopped = 0
       resident = 10 << 20
@@ -225,7 +355,8 @@ RSpec.describe Jobqueue::Sidecar::App do
       run = -> { request.post("/jobs/execute", :input => JSON.generate(job("Echo")), "REMOTE_ADDR" => "::1").status }
       expect([run.call, stopped]).to eq([200, 0])
       resident += 1
-      expect([run.call, stopped]).to eq([200, 1])
+      expect(run.call).to eq(200)
+      eventually("it ends") { stopped == 1 }
       expect([run.call, stopped]).to eq([503, 1])
     end
 
@@ -237,7 +368,7 @@ RSpec.describe Jobqueue::Sidecar::App do
 
   describe "what is no job" do
     it "is refused with a reason that does not quote it" do
-      { "4711" => "a job is a JSON object", "[4711" => "not JSON", "{\"class\":\"Echo\"}" => "args: must be an array",
+      { "4711" => "a job is a JSON object", "[4711" => "not JSON", "{\"class\":\"Echo\",\"args\":{}}" => "args: must be an array",
         "{\"args\":[]}" => "class: must be a text", "#{"[" * 101}#{"]" * 101}" => "nested too deeply" }.each do |body, text|
         answer = post(body)
         expect([answer.status, JSON.parse(answer.body)["status"]]).to eq([400, "error"]), body
@@ -284,7 +415,8 @@ RSpec.describe Jobqueue::Sidecar::App do
       post(job("Fails", "4712"), "HTTP_X_REQUEST_ID" => "r-1",
                                  "HTTP_TRACEPARENT" => "00-#{"ab" * 16}-#{"cd" * 8}-01")
       post(job("Echo", "4712"))
-      expect(@log.string).to match(/class=Fails jid=j1 request_id=r-1 trace_id=(ab){16}.*start/)
+      words = @log.string.lines.first.split
+      expect(words).to include("class=Fails", "jid=j1", "request_id=r-1", /\Atrace_id=(ab){16}/, "start")
       expect(@log.string).to include("Job raised Boom", "fail", "done")
       expect(@log.string).not_to match(/4711|4712/)
     end

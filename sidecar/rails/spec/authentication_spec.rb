@@ -1,5 +1,6 @@
 # frozen_string_literal: true
 
+require "socket"
 require "tmpdir"
 
 RSpec.describe Jobqueue::Sidecar::Authentication do
@@ -16,9 +17,31 @@ RSpec.describe Jobqueue::Sidecar::Authentication do
     described_class.new(Jobqueue::Sidecar::Settings.new(env.compact), now: -> { now })
   end
 
-  def signed(key, body, timestamp: 1_000_000)
-    { "HTTP_X_JOBQUEUE_TIMESTAMP" => timestamp.to_s,
-      "HTTP_X_JOBQUEUE_SIGNATURE" => "sha256=#{OpenSSL::HMAC.hexdigest("SHA256", key, "#{timestamp}.#{body}")}" }
+  def signed(key, body, timestamp: 1_000_000, path: "/jobs/execute")
+    { "PATH_INFO" => path, "HTTP_X_JOBQUEUE_TIMESTAMP" => timestamp.to_s,
+      "HTTP_X_JOBQUEUE_SIGNATURE" => "sha256=#{OpenSSL::HMAC.hexdigest("SHA256", key, "#{timestamp}.#{path}.#{body}")}" }
+  end
+
+  # A connection to a listener on `bind`, as the server has it; the client's end is closed at once if it is `gone`.
+  def accepted(bind, to: "127.0.0.1", gone: false)
+    TCPServer.open(bind, 0) do |server|
+      client = TCPSocket.new(to, server.addr[1])
+      connection = server.accept
+      if gone
+        client.setsockopt(Socket::SOL_SOCKET, Socket::SO_LINGER, [1, 0].pack("ii"))
+        client.close
+        eventually("the reset is here") { peer_of(connection).nil? }
+      end
+      yield connection
+    ensure
+      [client, connection].compact.each(&:close)
+    end
+  end
+
+  def peer_of(connection)
+    connection.remote_address
+  rescue Errno::ENOTCONN
+    nil
   end
 
   it "without a secret serves loopback addresses and nobody else" do
@@ -27,6 +50,20 @@ RSpec.describe Jobqueue::Sidecar::Authentication do
     ["10.0.0.7", "127.0.0.6", "", nil].each do |address|
       expect(auth.refusal({ "REMOTE_ADDR" => address, "HTTP_X_FORWARDED_FOR" => "127.0.0.1" }, "")).to match(/loopback/)
     end
+  end
+
+  it "without a secret serves connections to a loopback address and no other, whatever Puma says of a peer that is gone" do
+    auth = authentication
+    refusal = ->(socket) { auth.refusal({ "REMOTE_ADDR" => "127.0.0.1", "puma.socket" => socket }, "") }
+    accepted("0.0.0.0") { |socket| expect(refusal[socket]).to be_nil }
+    accepted("0.0.0.0", gone: true) { |socket| expect(refusal[socket]).to be_nil }
+    own = Socket.ip_address_list.find { |address| address.ipv4? && !address.ipv4_loopback? }
+    skip "this machine has no address but loopback" if own.nil?
+    accepted("0.0.0.0", to: own.ip_address, gone: true) { |socket| expect(refusal[socket]).to match(/loopback/) }
+    ours, theirs = UNIXSocket.pair
+    expect(refusal[ours]).to be_nil
+  ensure
+    [ours, theirs].compact.each(&:close)
   end
 
   it "takes any of the tokens of its file and no other, from wherever" do
@@ -38,12 +75,15 @@ RSpec.describe Jobqueue::Sidecar::Authentication do
     expect(auth.refusal({ "REMOTE_ADDR" => "127.0.0.1" }, "")).to eq("no bearer token")
   end
 
-  it "takes a signature over the time and the very bytes of the body" do
+  it "takes a signature over the time, the path and the very bytes of the body" do
     auth = authentication(key: "k3y\n")
     body = "{\"class\":\"Ä\"}".b
     expect(auth.refusal(signed("k3y", body), body)).to be_nil
     expect(auth.refusal(signed("k3y", body), "#{body} ")).to eq("wrong signature")
     expect(auth.refusal(signed("other", body), body)).to eq("wrong signature")
+    expect(auth.refusal(signed("k3y", body).merge("PATH_INFO" => "/jobs/death"), body)).to eq("wrong signature")
+    expect(auth.refusal(signed("k3y", body).merge("QUERY_STRING" => "a=1"), body)).to eq("wrong signature")
+    expect(auth.refusal(signed("k3y", body, path: "/x?a=1").merge("PATH_INFO" => "/x", "QUERY_STRING" => "a=1"), body)).to be_nil
     expect(auth.refusal({}, body)).to eq("no signature")
     expect(auth.refusal(signed("k3y", body).merge("HTTP_X_JOBQUEUE_TIMESTAMP" => "1e6"), body)).to match(/no number/)
   end

@@ -29,8 +29,16 @@ RSpec.describe "The files of examples/rails" do
     services = YAML.safe_load(File.read("#{Sidecar::ROOT}/compose.yaml"), aliases: true)["services"]
     expect(services["app"]["environment"]["JOBQUEUE_CONCURRENCY"]).to eq(services["worker"]["environment"]["WORKER_COUNT"])
     worker = YAML.load_stream(File.read("#{Sidecar::ROOT}/jobqueue.yaml")).last["spec"]["worker"]
-    env = worker["template"]["spec"]["containers"].first["env"].to_h { |variable| [variable["name"], variable["value"]] }
-    expect(env["JOBQUEUE_CONCURRENCY"]).to eq(worker["concurrency"].to_s)
+    env = worker["template"]["spec"]["containers"].first["env"].map { |variable| variable["name"] }
+    # The operator sets it, to the worker's concurrency.
+    expect(env).not_to include("JOBQUEUE_CONCURRENCY", "JOBQUEUE_BIND")
+  end
+
+  it "have a secret that the worker shows to the application" do
+    objects = YAML.load_stream(File.read("#{Sidecar::ROOT}/jobqueue.yaml"))
+    name = objects.last["spec"]["worker"]["handler"]["http"]["secretRef"]["name"]
+    secret = objects.find { |object| object["kind"] == "Secret" && object["metadata"]["name"] == name }
+    expect(secret["stringData"].keys).to eq(["token"])
   end
 
   it "have a Dockerfile whose layout starts, with nothing to write to" do
@@ -38,9 +46,9 @@ RSpec.describe "The files of examples/rails" do
       FileUtils.cp_r("#{root}/sidecar/rails", "#{image}/sidecar")
       FileUtils.cp_r("#{root}/examples/rails", "#{image}/app")
       FileUtils.rm_f("#{image}/app/Gemfile.lock")
-      env = { "JOBQUEUE_SIDECAR_PATH" => "#{image}/sidecar", "BUNDLE_GEMFILE" => nil }
-      lock = File.read("#{Sidecar::ROOT}/Dockerfile")[/^RUN JOBQUEUE_SIDECAR_PATH=\S+ (.*)/, 1]
-      output, status = Open3.capture2e(env, lock, chdir: "#{image}/app")
+      env = { "JOBQUEUE_SIDECAR_PATH" => "#{image}/sidecar", "GEM_HOME" => "#{image}/gems", "BUNDLE_GEMFILE" => nil }
+      install = File.read("#{Sidecar::ROOT}/Dockerfile")[/^RUN (bundle .*)/, 1]
+      output, status = Open3.capture2e(env, install, chdir: "#{image}/app")
       expect(status).to be_success, output
       before = Dir["#{image}/**/*", "#{image}/**/.*"].sort
       asked = <<~RUBY
@@ -52,6 +60,8 @@ RSpec.describe "The files of examples/rails" do
       output, status = Open3.capture2e(env, "bundle", "exec", "ruby", "-e", asked, chdir: "#{image}/app")
       expect(status).to be_success, output
       expect(output).to include('"rails_loaded":true')
+      output, status = Open3.capture2e(env, "bundle", "exec", "jobqueue-sidecar", "--version", chdir: "#{image}/app")
+      expect(status).to be_success, output
       expect(Dir["#{image}/**/*", "#{image}/**/.*"].sort).to eq(before)
     end
   end

@@ -4,10 +4,10 @@ RSpec.describe Jobqueue::Sidecar::Gate do
   subject(:gate) { described_class.new(2, interrupt: Sidekiq::Shutdown) }
 
   # Runs a block in a slot of another thread; it is in its slot when this returns.
-  def occupy(gate)
+  def occupy(gate, **how)
     entered = Queue.new
     thread = Thread.new do
-      gate.run do
+      gate.run(**how) do
         entered << true
         yield
       end
@@ -56,6 +56,47 @@ RSpec.describe Jobqueue::Sidecar::Gate do
     expect(gate.stop(0)).to eq(1)
     expect(thread.value).to eq(:interrupted)
     expect(gate.busy).to eq(0)
+  end
+
+  it "is stuck when every slot is past its deadline, and not before" do
+    time = 100.0
+    gate = described_class.new(2, interrupt: Sidekiq::Shutdown, clock: -> { time })
+    go = Queue.new
+    threads = [110.0, 120.0].map { |deadline| occupy(gate, deadline: deadline) { go.pop } }
+    expect([gate.stuck?, (time = 115.0) && gate.stuck?, (time = 121.0) && gate.stuck?]).to eq([false, false, true])
+    2.times { go << true }
+    threads.each(&:join)
+    expect(gate.stuck?).to be(false)
+    patient = occupy(gate) { go.pop }
+    expect((time = 1e9) && gate.stuck?).to be(false)
+    go << true
+    patient.join
+  end
+
+  it "has little room beside its slots, and that only for what is short" do
+    go = Queue.new
+    threads = Array.new(2) { occupy(gate) { go.pop } } << occupy(gate, beyond: true) { go.pop }
+    expect([gate.run { raise "must not run" }, gate.run(beyond: true) { raise "must not run" }]).to eq(%i[full full])
+    3.times { go << :done }
+    expect(threads.map(&:value)).to eq(%i[done] * 3)
+  end
+
+  it "drains until nothing runs that anybody waits for" do
+    time = 100.0
+    gate = described_class.new(2, interrupt: Sidekiq::Shutdown, clock: -> { time })
+    go = Queue.new
+    awaited = occupy(gate, deadline: 200.0) { go.pop }
+    hanging = occupy(gate, deadline: 150.0) { Queue.new.pop }
+    drained = Thread.new { gate.drain(nil) || :drained }
+    expect(drained.join(0.2)).to be_nil
+    go << true
+    awaited.join
+    expect(drained.join(0.2)).to be_nil
+    time = 151.0
+    expect(drained.value).to eq(:drained)
+    time = 100.0
+    expect(Thread.new { gate.drain(0) || :drained }.value).to eq(:drained)
+    hanging.kill
   end
 
   it "leaves its thread fit for the next request, whether the job or the interruption came first" do

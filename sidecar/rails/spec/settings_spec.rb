@@ -15,7 +15,7 @@ RSpec.describe Jobqueue::Sidecar::Settings do
   end
 
   it "has threads to spare, so that health and refusals are answered when every slot is taken" do
-    expect(settings(JOBQUEUE_CONCURRENCY: "10").threads).to eq(12)
+    expect(settings(JOBQUEUE_CONCURRENCY: "10").threads).to eq(13)
   end
 
   it "names every wrong value and its rule at once" do
@@ -24,6 +24,17 @@ RSpec.describe Jobqueue::Sidecar::Settings do
         JOBQUEUE_CONCURRENCY: "many": must be an integer from 1 to 1000
         JOBQUEUE_CLOCK_SKEW: "0": must be an integer from 1 to 86400
       TEXT
+  end
+
+  it "does not start where others can connect and there is no secret, unless that is meant" do
+    %w[tcp://0.0.0.0:3000 tcp://[::]:3000 tcp://10.0.0.7:3000 ssl://0.0.0.0:3000?cert=a tcp://127.0.0.1.evil.example:1].each do |bind|
+      expect { settings(JOBQUEUE_BIND: bind) }.to raise_error(Jobqueue::Sidecar::Error, /JOBQUEUE_BIND.*JOBQUEUE_TOKEN_FILE/)
+      expect(settings(JOBQUEUE_BIND: bind, JOBQUEUE_WITHOUT_SECRET: "loopback")).to have_attributes(bind: bind, local?: false)
+    end
+    %w[tcp://127.0.0.1:3000 tcp://[::1]:3000 tcp://localhost:3000 unix:///run/jobs.sock].each do |bind|
+      expect(settings(JOBQUEUE_BIND: bind)).to have_attributes(bind: bind, local?: true)
+    end
+    expect { settings(JOBQUEUE_WITHOUT_SECRET: "yes") }.to raise_error(Jobqueue::Sidecar::Error, /must be loopback/)
   end
 
   it "does not start with a secret that is empty or cannot be read" do

@@ -11,7 +11,9 @@ RSpec.describe Jobqueue::Sidecar::Verdict do
   end
 
   it "keeps ten thousand characters of a message, as Sidekiq does" do
-    expect(parsed(described_class.failed(Boom.new("ß" * 12_000)))["error_message"]).to eq("ß" * 10_000)
+    %w[ß 😀].each do |char|
+      expect(parsed(described_class.failed(Boom.new(char * 12_000)))["error_message"]).to eq(char * 10_000)
+    end
   end
 
   it "fits what the worker reads, whatever the message and the backtrace are" do

@@ -133,17 +133,18 @@ async fn ours_turn(ours: &Ours, jobs: u64) -> anyhow::Result<Turn> {
     let mut redis = server.connection().await;
     let total = jobs + jobs / WARM_UP;
     let feeder = if ours.fed {
-        Some(tokio::spawn(ours::feed(server.connection().await, total)))
+        Some(tokio::spawn(ours::feed(*ours, server.connection().await, total)))
     } else {
-        crate::jobs::push(&mut redis, ours::QUEUE, 0..total, SIZE).await?;
+        crate::jobs::push(&mut redis, ours.queue(), 0..total, |number| ours.job(number)).await?;
         None
     };
     let worker = ours.worker(&server);
-    let (opened, before) = reached(&mut redis, jobs / WARM_UP, ours::acked).await?;
+    let acked = async |redis: &mut MultiplexedConnection| ours.acked(redis).await;
+    let (opened, before) = reached(&mut redis, jobs / WARM_UP, acked).await?;
     redis::cmd("CONFIG").arg("RESETSTAT").query_async::<()>(&mut redis).await?;
     let trips = worker.metric("redis_round_trips_total", &[]).await.unwrap_or_default();
-    let counted = ours::acked(&mut redis).await?;
-    let (closed, after) = reached(&mut redis, total, ours::acked).await?;
+    let counted = ours.acked(&mut redis).await?;
+    let (closed, after) = reached(&mut redis, total, acked).await?;
     let busy = ours::busy(&mut redis, &worker, (counted, after), trips).await?;
     if let Some(feeder) = feeder {
         feeder.await??;

@@ -1,4 +1,4 @@
-//! Jobs to run: all distinct, all of one size, as producers of `files` jobs write them.
+//! Jobs to run: all distinct, all of one size, as producers of `files` jobs and Sidekiq's clients write them.
 use redis::aio::MultiplexedConnection;
 
 /// Jobs a command when a queue is filled.
@@ -11,6 +11,18 @@ pub fn job(number: u64, size: usize) -> String {
             "{{\"id\":\"{}\",\"filepath\":\"/data/{padding}.bin\",\"filesize\":0,\"priority\":\"low\",\
              \"retries\":0,\"creation_time\":\"2026-01-01T00:00:00Z\"}}",
             id(number)
+        )
+    };
+    let padding = size.saturating_sub(with("").len());
+    with(&"x".repeat(padding))
+}
+
+/// The same as Sidekiq's client would have written it (at least about 170 bytes).
+pub fn sidekiq(number: u64, size: usize) -> String {
+    let with = |padding: &str| {
+        format!(
+            "{{\"retry\":true,\"queue\":\"default\",\"class\":\"Noop\",\"args\":[\"{padding}\"],\"jid\":\"{number:024x}\",\
+             \"created_at\":1767225600.123456,\"enqueued_at\":1767225600.123457}}"
         )
     };
     let padding = size.saturating_sub(with("").len());
@@ -32,14 +44,14 @@ pub async fn push(
     redis: &mut MultiplexedConnection,
     key: &str,
     numbers: std::ops::Range<u64>,
-    size: usize,
+    job: impl Fn(u64) -> String,
 ) -> redis::RedisResult<()> {
     let mut numbers = numbers.peekable();
     while numbers.peek().is_some() {
         let mut command = redis::cmd("LPUSH");
         command.arg(key);
         for number in numbers.by_ref().take(BATCH) {
-            command.arg(job(number, size));
+            command.arg(job(number));
         }
         command.query_async::<()>(redis).await?;
     }
@@ -55,6 +67,7 @@ mod tests {
         assert_eq!(job(0, 200).len(), 200);
         assert_eq!(job(u64::from(u32::MAX), 1024).len(), 1024);
         assert_ne!(job(1, 200), job(2, 200));
+        assert_eq!((sidekiq(0, 200).len(), sidekiq(u64::from(u32::MAX), 200).len()), (200, 200));
         assert_eq!(number(&id(77)), Some(77));
     }
 

@@ -1,8 +1,8 @@
-//! Resident memory of the worker, idle and with jobs in flight.
+//! Resident memory of the worker, idle and with jobs in flight, in its own process and over HTTP.
 use std::time::Duration;
 
 use anyhow::Context;
-use e2e::{Options, RedisServer, Worker, WorkerOptions, eventually};
+use e2e::{Behaviour, Options, Recorder, RedisServer, Worker, WorkerOptions, eventually};
 
 use crate::jobs;
 use crate::ours::QUEUE;
@@ -15,7 +15,7 @@ const SIZE: usize = 1024;
 /// Long enough for what starts late to have started.
 const SETTLE: Duration = Duration::from_secs(3);
 
-/// Both figures.
+/// All three figures.
 pub async fn measure() -> anyhow::Result<Option<Memory>> {
     let server = RedisServer::start(Options::default()).await;
     let idle = Worker::spawn(&WorkerOptions::new("worker").redis(server.addr()));
@@ -24,11 +24,24 @@ pub async fn measure() -> anyhow::Result<Option<Memory>> {
     let idle_mib = resident(&idle)?;
     drop(idle);
 
+    let simulate = WorkerOptions::new("worker").env("WORKER_HANDLER_SIMULATE_BASE", "1h");
+    let loaded_mib = loaded(simulate).await?;
+    let recorder = Recorder::start().await;
+    recorder.by_default(Behaviour::Hold);
+    let posted = WorkerOptions::new("worker").recorded_by(&recorder).env("WORKER_HANDLER_HTTP_TIMEOUT", "1h");
+    let posted_mib = loaded(posted).await?;
+    progress(&format!(
+        "memory: {idle_mib:.1} MiB idle, with {JOBS} jobs in flight {loaded_mib:.1} MiB, posted over HTTP {posted_mib:.1} MiB"
+    ));
+    Ok(Some(Memory { idle_mib, loaded_mib, posted_mib, loaded_jobs: JOBS, loaded_job_bytes: SIZE }))
+}
+
+/// With all jobs in flight.
+async fn loaded(options: WorkerOptions) -> anyhow::Result<f64> {
     let server = RedisServer::start(Options::default()).await;
     let mut redis = server.connection().await;
-    jobs::push(&mut redis, QUEUE, 0..JOBS, SIZE).await?;
-    let config = format!("worker:\n  count: {JOBS}\n  handler: {{kind: simulate, simulate: {{base: 1h}}}}\n");
-    let loaded = Worker::spawn(&WorkerOptions::new("worker").config(&config).redis(server.addr()));
+    jobs::push(&mut redis, QUEUE, 0..JOBS, |number| jobs::job(number, SIZE)).await?;
+    let loaded = Worker::spawn(&options.env("WORKER_COUNT", JOBS).redis(server.addr()));
     eventually(Duration::from_secs(30), "all jobs to be in flight", async || {
         let running = loaded.metric("jobs_in_flight", &[]).await;
         #[expect(clippy::cast_precision_loss, reason = "a thousand")]
@@ -36,9 +49,7 @@ pub async fn measure() -> anyhow::Result<Option<Memory>> {
     })
     .await;
     tokio::time::sleep(SETTLE).await;
-    let loaded_mib = resident(&loaded)?;
-    progress(&format!("memory: {idle_mib:.1} MiB idle, {loaded_mib:.1} MiB with {JOBS} jobs in flight"));
-    Ok(Some(Memory { idle_mib, loaded_mib, loaded_jobs: JOBS, loaded_job_bytes: SIZE }))
+    resident(&loaded)
 }
 
 fn resident(worker: &Worker) -> anyhow::Result<f64> {

@@ -10,9 +10,8 @@ use crate::contest::SIZE;
 use crate::jobs;
 use crate::report::Busy;
 
-/// Where jobs are pushed.
+/// Where `files` jobs are pushed.
 pub const QUEUE: &str = "jobqueue:low_priority";
-const COUNTERS: &str = "jobqueue:counters";
 const COMPLETED: &str = "jobqueue:completed";
 /// A producer that runs beside the worker keeps about this many jobs waiting.
 const BACKLOG: u64 = 10_000;
@@ -28,15 +27,22 @@ pub struct Ours {
     pub tuned: Option<(u32, i64)>,
     /// Jobs are pushed while others are worked on, instead of all before.
     pub fed: bool,
+    /// Sidekiq's jobs in Sidekiq's keys.
+    pub sidekiq: bool,
 }
+
+/// The row of the protocol `sidekiq`, which is compared with the first.
+pub const SIDEKIQ: &str = "protocol sidekiq, count 200, no AOF";
 
 /// Every setting that is measured; the first is the one that ratios are about.
 pub fn cases() -> Vec<Ours> {
     let tuned = Some((200, 0));
-    let ours = |setting, appendonly, tuned, fed| Ours { setting, appendonly, tuned, fed };
+    let ours = |setting, appendonly, tuned, fed| Ours { setting, appendonly, tuned, fed, sidekiq: false };
+    let sidekiq = ours(SIDEKIQ, AppendOnly::Off, tuned, false);
     vec![
         ours("count 200, keeps no completed jobs, no AOF", AppendOnly::Off, tuned, false),
-        ours("the same, pushed while it works", AppendOnly::Off, tuned, true),
+        Ours { sidekiq: true, ..sidekiq },
+        ours("the first, pushed while it works", AppendOnly::Off, tuned, true),
         ours("default configuration, no AOF", AppendOnly::Off, None, false),
         ours("count 200, keeps no completed jobs, AOF everysec", AppendOnly::EverySec, tuned, false),
         ours("count 200, keeps no completed jobs, AOF always", AppendOnly::Always, tuned, false),
@@ -59,27 +65,52 @@ impl Ours {
 
     /// Starts the worker.
     pub fn worker(&self, server: &RedisServer) -> Worker {
-        Worker::spawn(&WorkerOptions::new("worker").config(&config(self.tuned)).redis(server.addr()))
+        let protocol = if self.sidekiq { "sidekiq" } else { "files" };
+        let options = WorkerOptions::new("worker").config(&config(self.tuned)).env("PROTOCOL", protocol);
+        Worker::spawn(&options.redis(server.addr()))
+    }
+
+    /// Where its jobs are pushed.
+    pub const fn queue(&self) -> &'static str {
+        if self.sidekiq { "queue:default" } else { QUEUE }
+    }
+
+    /// Its job of this number.
+    pub fn job(&self, number: u64) -> String {
+        if self.sidekiq { jobs::sidekiq(number, SIZE) } else { jobs::job(number, SIZE) }
+    }
+
+    /// Where it counts.
+    const fn counters(&self) -> &'static str {
+        if self.sidekiq { "jobqueue:sidekiq:counters" } else { "jobqueue:counters" }
+    }
+
+    /// Acknowledgements so far.
+    pub async fn acked(&self, redis: &mut MultiplexedConnection) -> anyhow::Result<u64> {
+        let done: Option<u64> =
+            redis::cmd("HGET").arg(self.counters()).arg("done").query_async(redis).await?;
+        Ok(done.unwrap_or_default())
     }
 
     /// Every job was acknowledged once, none is left anywhere, and what was to be kept is kept.
     pub async fn check(&self, redis: &mut MultiplexedConnection, total: u64) -> anyhow::Result<()> {
-        let done = acked(redis).await?;
+        let done = self.acked(redis).await?;
         ensure!(done == total, "{done} acknowledgements of {total} jobs");
-        let failed: Option<u64> = redis::cmd("HGET").arg(COUNTERS).arg("failed").query_async(redis).await?;
+        let failed: Option<u64> =
+            redis::cmd("HGET").arg(self.counters()).arg("failed").query_async(redis).await?;
         ensure!(failed.is_none(), "{failed:?} jobs failed");
         let (keys, mut kept) = (all_keys(redis).await?, 0);
         for key in keys {
             let kind: String = redis::cmd("TYPE").arg(&key).query_async(redis).await?;
-            let is_registry = key == "jobqueue:lanes";
+            let is_registry = key.ends_with(":lanes");
             ensure!(kind != "zset" || is_registry, "{key} holds jobs");
             if kind == "list" {
                 ensure!(key == COMPLETED, "{key} holds jobs");
                 kept = self.check_completed(redis, total).await?;
             }
         }
-        let keeps =
-            self.tuned.map_or(10_000, |(_, completed_max)| u64::try_from(completed_max).unwrap_or(total));
+        let keeps = if self.sidekiq { Some((0, 0)) } else { self.tuned };
+        let keeps = keeps.map_or(10_000, |(_, completed_max)| u64::try_from(completed_max).unwrap_or(total));
         ensure!(kept == keeps.min(total), "{kept} jobs are kept as completed, should be {keeps}");
         Ok(())
     }
@@ -100,12 +131,6 @@ impl Ours {
         }
         Ok(u64::try_from(entries.len())?)
     }
-}
-
-/// Acknowledgements so far.
-pub async fn acked(redis: &mut MultiplexedConnection) -> anyhow::Result<u64> {
-    let done: Option<u64> = redis::cmd("HGET").arg(COUNTERS).arg("done").query_async(redis).await?;
-    Ok(done.unwrap_or_default())
 }
 
 /// What a job costs Redis when there is much to do: since `CONFIG RESETSTAT`, in which the acknowledgements
@@ -136,16 +161,16 @@ pub async fn busy(
 }
 
 /// Pushes jobs as fast as they are taken.
-pub async fn feed(mut redis: MultiplexedConnection, total: u64) -> anyhow::Result<()> {
+pub async fn feed(ours: Ours, mut redis: MultiplexedConnection, total: u64) -> anyhow::Result<()> {
     let mut pushed = 0;
     while pushed < total {
-        let waiting: u64 = redis::cmd("LLEN").arg(QUEUE).query_async(&mut redis).await?;
+        let waiting: u64 = redis::cmd("LLEN").arg(ours.queue()).query_async(&mut redis).await?;
         if waiting >= BACKLOG {
             tokio::time::sleep(Duration::from_millis(1)).await;
             continue;
         }
         let next = (pushed + BACKLOG / 4).min(total);
-        jobs::push(&mut redis, QUEUE, pushed..next, SIZE).await?;
+        jobs::push(&mut redis, ours.queue(), pushed..next, |number| ours.job(number)).await?;
         pushed = next;
     }
     Ok(())

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use serde::Serialize;
 
 use crate::Effort;
+use crate::ours::SIDEKIQ;
 
 /// Everything that was measured.
 #[derive(Debug, Serialize)]
@@ -109,6 +110,8 @@ pub struct Memory {
     pub idle_mib: f64,
     /// With jobs in flight.
     pub loaded_mib: f64,
+    /// The same, each posted over a connection of its own.
+    pub posted_mib: f64,
     /// How many.
     pub loaded_jobs: u64,
     /// How large each.
@@ -163,6 +166,13 @@ impl Report {
     pub fn with_ratios(mut self) -> Self {
         let mut ratios = Vec::new();
         if let Some(ours) = self.throughput.iter().find(|row| row.system == "jobqueue") {
+            if let Some(row) = self.throughput.iter().find(|row| row.setting == SIDEKIQ) {
+                ratios.push(Ratio {
+                    of: "protocol sidekiq".to_owned(),
+                    to: "protocol files".to_owned(),
+                    times: row.jobs_per_second / ours.jobs_per_second,
+                });
+            }
             let mut to = |to: String, other: f64| {
                 ratios.push(Ratio { of: "jobqueue".to_owned(), to, times: ours.jobs_per_second / other });
             };
@@ -191,8 +201,13 @@ impl Report {
         if let Some(memory) = &self.memory {
             let _ = writeln!(
                 text,
-                "\nResident memory of the worker: {:.1} MiB idle, {:.1} MiB with {} jobs of {} bytes in flight",
-                memory.idle_mib, memory.loaded_mib, memory.loaded_jobs, memory.loaded_job_bytes
+                "\nResident memory of the worker: {:.1} MiB idle; with {} jobs of {} bytes in flight {:.1} MiB, posted \
+                 over HTTP {:.1} MiB",
+                memory.idle_mib,
+                memory.loaded_jobs,
+                memory.loaded_job_bytes,
+                memory.loaded_mib,
+                memory.posted_mib
             );
         }
         for peer in &self.unavailable {
@@ -202,7 +217,7 @@ impl Report {
             text.push('\n');
         }
         for ratio in &self.ratios {
-            let _ = writeln!(text, "{} / {} = {:.1}x", ratio.of, ratio.to, ratio.times);
+            let _ = writeln!(text, "{} / {} = {:.2}x", ratio.of, ratio.to, ratio.times);
         }
         text
     }

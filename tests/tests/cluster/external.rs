@@ -212,3 +212,36 @@ async fn a_queue_that_is_created_again_under_its_name_owns_its_keys_again() {
     .await;
     space.delete().await;
 }
+
+#[tokio::test]
+async fn a_list_of_another_queue_that_is_added_changes_nothing_until_it_is_free() {
+    let space = Namespace::create("added").await;
+    let redis = space.external("store").await;
+    let first = "keyPrefix: one, queues: [{name: own}, {name: mail, key: mail}]";
+    space.queue("first", &space.on("store", first)).await;
+    space.await_ready("first").await;
+    let second = "keyPrefix: two, queues: [{name: own}], scaling: {minReplicas: 1}";
+    space.queue("second", &space.on("store", second)).await;
+    space.await_condition("second", "WorkersAvailable", "True/Available: 1 of 1").await;
+    let workers = space.workers("second").await;
+    let added = r#"{"spec": {"queues": [{"name": "own"}, {"name": "mail", "key": "mail"}]}}"#;
+    space.patch("second", added).await;
+    let stalled = space.await_condition("second", "Stalled", "True/KeyConflict").await;
+    let told = format!("The queue mail in this Redis belongs to JobQueue {}/first", space.name);
+    assert!(stalled.contains(&told), "{stalled}");
+    // The workers that it has go on as they were, and are looked after.
+    redis.push("two:own", 0..3).await;
+    redis.await_completed_in("two:completed", 0..3).await;
+    assert_eq!((space.asked_for("second").await, space.workers("second").await), (1, workers));
+    space.kubectl(&["delete", "jobqueue", "first"]).await.expect("deleted");
+    patiently("the change to take place", async || {
+        let config = space.get("configmap", "second-config").await["data"]["config.yaml"].clone();
+        config.as_str().unwrap_or_default().contains("mail")
+    })
+    .await;
+    space.await_ready("second").await;
+    assert_eq!(space.condition("second", "Stalled").await, "-/-: -");
+    redis.push("mail", 3..5).await;
+    redis.await_completed_in("two:completed", 0..5).await;
+    space.delete().await;
+}

@@ -59,3 +59,39 @@ async fn the_files_of_a_volume_become_jobs_and_are_completed() {
     assert!(!completed.contains("c.tmp"), "{completed}");
     space.delete().await;
 }
+
+#[tokio::test]
+async fn a_queue_whose_jobs_all_fail_says_so_until_they_do_not() {
+    let space = Namespace::create("breaker").await;
+    let worker = "{handler: {simulate: {failGlob: '/data/*'}}}";
+    let breaker = "{minSamples: 5, cooldown: 10m}";
+    let spec = format!(
+        "{{worker: {worker}, circuitBreaker: {breaker}, retry: {{maxRetries: 0}}, scaling: {{minReplicas: 1}}}}"
+    );
+    space.queue("orders", &spec).await;
+    space.await_condition("orders", "WorkersAvailable", "True/Available: 1 of 1").await;
+    let redis = space.managed("orders").await;
+    redis.push(LOW, 0..60).await;
+    let told = space.await_condition("orders", "HandlerHealthy", "False/BreakerOpen").await;
+    assert!(told.contains(": low."), "{told}");
+    let queues = space.get("jobqueue", "orders").await["status"]["queues"].clone();
+    let breakers: Vec<_> =
+        queues.as_array().into_iter().flatten().map(|one| one["breaker"].clone()).collect();
+    assert_eq!(breakers.iter().filter(|state| **state == "open").count(), 1, "{queues}");
+    patiently("the gauge", async || {
+        let open = space.metric("jobqueue_breaker_open", "orders").await;
+        if (open - 1.0).abs() < 0.5 { Ok(()) } else { Err(open) }
+    })
+    .await;
+    // Those that wait were spared.
+    let dead = redis.count(&["LLEN", "jobqueue:dead_letter"]).await;
+    assert!((5..60).contains(&dead), "{dead} of 60 failed");
+    space.patch("orders", r#"{"spec": {"worker": {"handler": {"simulate": {"failGlob": null}}}}}"#).await;
+    patiently("the others to be completed", async || {
+        let completed = redis.count(&["LLEN", "jobqueue:completed"]).await;
+        if completed == 60 - dead { Ok(()) } else { Err(completed) }
+    })
+    .await;
+    space.await_condition("orders", "HandlerHealthy", "True/BreakersClosed").await;
+    space.delete().await;
+}

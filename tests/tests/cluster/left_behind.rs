@@ -23,21 +23,33 @@ async fn take_out(space: &Namespace, redis: &Redis<'_>, jobs: u32) -> String {
     space.await_ready("orders").await;
     redis.push("jobqueue:removed", 0..jobs).await;
     space.patch("orders", r#"{"spec": {"queues": [{"name": "kept"}]}}"#).await;
-    space.await_condition("orders", "Stalled", "True/JobsLeftBehind").await
+    space.await_condition("orders", "Reconciling", "True/JobsLeftBehind").await
 }
 
 #[tokio::test]
 async fn a_queue_that_is_taken_out_of_the_spec_is_served_until_it_is_empty() {
     let space = Namespace::create("taken-out").await;
     let redis = space.external("store").await;
-    let stalled = take_out(&space, &redis, 20).await;
+    let waits = take_out(&space, &redis, 20).await;
     assert!(
-        stalled.contains("20 jobs are in queues that spec.queues does not name any more (removed)"),
-        "{stalled}"
+        waits.contains("20 jobs are in queues that spec.queues does not name any more (removed)"),
+        "{waits}"
     );
+    space.await_condition("orders", "Ready", "True").await;
+    patiently("figures that go on", async || {
+        space.get("jobqueue", "orders").await["status"]["waiting"] == 20
+    })
+    .await;
     space.patch("orders", SOMEBODY).await;
     await_change(&space, "orders", "removed").await;
     redis.await_completed(0..20).await;
+    // With the last worker that served it, it is nobody's.
+    patiently("the end of the claim", async || {
+        let owner = redis.ask(&["GET", "jobqueue:removed:owner"]).await?;
+        if owner.is_empty() { Ok(()) } else { Err(owner) }
+    })
+    .await;
+    assert_ne!(redis.ask(&["GET", "jobqueue:kept:owner"]).await.unwrap_or_default(), "");
     space.delete().await;
 }
 
@@ -52,9 +64,9 @@ async fn a_queue_moves_to_another_redis_when_the_first_has_no_jobs_left() {
         format!(r#"{{"spec": {{"redis": {{"external": {{"address": "{redis}.{}:6379"}}}}}}}}"#, space.name)
     };
     space.patch("orders", &address("second")).await;
-    let stalled = space.await_condition("orders", "Stalled", "True/JobsLeftBehind").await;
+    let waits = space.await_condition("orders", "Reconciling", "True/JobsLeftBehind").await;
     let place = format!("20 jobs and dead letters are in Redis first.{}:6379", space.name);
-    assert!(stalled.contains(&place), "{stalled}");
+    assert!(waits.contains(&place), "{waits}");
     space.patch("orders", SOMEBODY).await;
     await_change(&space, "orders", &format!("first.{}", space.name)).await;
     first.await_completed(0..20).await;
@@ -67,8 +79,8 @@ async fn a_queue_moves_to_another_redis_when_the_first_has_no_jobs_left() {
 async fn who_says_so_leaves_the_jobs_behind() {
     let space = Namespace::create("left").await;
     let redis = space.external("store").await;
-    let stalled = take_out(&space, &redis, 3).await;
-    let (_, command) = stalled.split_once("to leave them behind: kubectl ").expect("a command");
+    let waits = take_out(&space, &redis, 3).await;
+    let (_, command) = waits.split_once("to leave them behind: kubectl ").expect("a command");
     let command: Vec<String> = command.split(' ').map(|word| word.replace('\'', "")).collect();
     space.kubectl(&command.iter().map(String::as_str).collect::<Vec<_>>()).await.expect("annotated");
     await_change(&space, "orders", "removed").await;

@@ -1,4 +1,5 @@
 //! The operator on a real cluster. Every test has a namespace of its own, which enforces the level `restricted`.
+mod api;
 mod deletion;
 mod drain;
 mod drift;
@@ -8,6 +9,7 @@ mod left_behind;
 mod managed;
 mod measured;
 mod newcomer;
+mod rails;
 mod rescue;
 mod rest;
 mod rollout;

@@ -68,3 +68,19 @@ async fn a_size_in_other_words_is_written_once() {
     assert!(reads.len() >= 3 && writes.is_empty(), "{} reads, {writes:?}", reads.len());
     space.delete().await;
 }
+
+#[tokio::test]
+async fn jobs_that_are_kept_nowhere_are_not_durable() {
+    let space = Namespace::create("ephemeral").await;
+    space.queue("orders", "{redis: {managed: {storage: {ephemeral: {}}}}}").await;
+    space.await_ready("orders").await;
+    let durable = space.condition("orders", "Durable").await;
+    assert!(durable.starts_with("False/Ephemeral") && durable.contains("all jobs are lost"), "{durable}");
+    assert!(space.find("pvc", "orders-redis").await.is_none());
+    let redis = space.managed("orders").await;
+    redis.push(LOW, 0..3).await;
+    redis.await_completed(0..3).await;
+    space.queue("kept", "{}").await;
+    space.await_condition("kept", "Durable", "True/Volume").await;
+    space.delete().await;
+}

@@ -18,8 +18,8 @@ async fn steps(space: &Namespace) -> Vec<(i64, i64)> {
 #[ignore = "long: two hundred jobs of five seconds"]
 async fn two_hundred_jobs_at_zero_workers_start_twenty_of_them_in_one_step() {
     let space = Namespace::create("keda").await;
-    // As KEDA was measured: one job at a time in a worker, twenty workers for two hundred jobs.
-    let scaling = "{maxReplicas: 20, backlogPerWorker: 10}";
+    // As KEDA was measured: one job at a time in a worker, five a worker, twenty workers at most.
+    let scaling = "{maxReplicas: 20, backlogPerWorker: 5}";
     let worker = "{concurrency: 1, handler: {simulate: {base: 5s}}}";
     space.queue("keda", &format!("{{worker: {worker}, scaling: {scaling}}}")).await;
     space.await_ready("keda").await;

@@ -60,6 +60,41 @@ async fn somebody_who_scales_the_deployment_is_overruled() {
 }
 
 #[tokio::test]
+async fn somebody_who_scales_the_deployment_while_workers_drain_is_overruled() {
+    let space = Namespace::create("interfered").await;
+    space.queue("interfered", "{scaling: {mode: Manual}, replicas: 3}").await;
+    space.await_ready("interfered").await;
+    space.await_condition("interfered", "WorkersAvailable", "True/Available: 3 of 3").await;
+    // More than is wished for, at the very moment at which fewer are.
+    space.patch("interfered", r#"{"spec": {"replicas": 2}}"#).await;
+    space.kubectl(&["scale", "deployment/interfered-worker", "--replicas=5"]).await.expect("scaled");
+    space.await_asked_for("interfered", 2).await;
+    space.await_condition("interfered", "WorkersAvailable", "True/Available: 2 of 2").await;
+    let scaled = space.events("Scaled").await;
+    assert!(scaled.iter().any(|note| note.starts_with("Scaled workers from")), "{scaled:?}");
+    space.delete().await;
+}
+
+#[tokio::test]
+async fn in_mode_auto_whoever_scales_is_told_that_it_has_no_effect() {
+    let space = Namespace::create("ignored").await;
+    space.queue("ignored", "{}").await;
+    space.await_ready("ignored").await;
+    space.kubectl(&["scale", "jobq/ignored", "--replicas=2"]).await.expect("scaled");
+    patiently("an event", async || {
+        let events = space.events("ScaleIgnored").await;
+        if events.len() == 1 && events[0].contains("spec.replicas = 2 has no effect") {
+            Ok(())
+        } else {
+            Err(events)
+        }
+    })
+    .await;
+    assert_eq!(space.asked_for("ignored").await, 0);
+    space.delete().await;
+}
+
+#[tokio::test]
 async fn a_paused_queue_keeps_its_jobs_until_it_is_resumed() {
     let space = Namespace::create("paused").await;
     space.queue("paused", "{paused: true, scaling: {minReplicas: 1}}").await;

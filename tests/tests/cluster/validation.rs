@@ -20,9 +20,11 @@ async fn a_bad_spec_is_refused_with_the_reason() {
         ("{worker: {app: {}}}", "app needs handler.http: the worker posts the jobs to it"),
         ("{worker: {handler: {http: {}}}}", "handler.http needs exactly one of app"),
         ("{worker: {app: {}, handler: {http: {url: 'http://a'}}}}", "handler.http needs exactly one of app"),
+        ("{worker: {app: {}, handler: {http: {unixSocket: /a}}}}", "handler.http needs exactly one of app"),
         ("{worker: {concurrency: 0}}", "spec.worker.concurrency"),
         ("{worker: {drainTimeout: soon}}", "spec.worker.drainTimeout"),
         ("{worker: {drainTimeout: 5}}", "spec.worker.drainTimeout"),
+        ("{worker: {drainTimeout: 9999999h}}", "spec.worker.drainTimeout"),
         (
             "{protocol: async, producer: {volume: {emptyDir: {}}}}",
             "spec.producer scans files: it needs protocol: files",

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 use e2e::kubernetes::{LOW, Namespace, OPERATOR_NAMESPACE, kubectl, patiently, process_of, test_cluster};
 use e2e::wait::eventually;
 use rustix::process::{Signal, kill_process};
+use serde_json::{Value, json};
 
 use crate::{alone, await_operators, leader, scale_operators};
 
@@ -20,6 +21,18 @@ async fn await_another_leader(before: &str) -> Duration {
     began.elapsed()
 }
 
+/// Kills the leader, and says how long it took until another one led.
+async fn kill_leader() -> Duration {
+    let before = leader().await.expect("a leader");
+    let process = process_of(OPERATOR_NAMESPACE, &before, "operator").await;
+    // The pod is to go as well, or its next container would find its own name on the lease and go on with it.
+    let delete =
+        ["-n", OPERATOR_NAMESPACE, "delete", "pod", &before, "--grace-period=0", "--force", "--wait=false"];
+    kill_process(process, Signal::KILL).expect("killed");
+    kubectl(&delete).await.expect("deleted");
+    await_another_leader(&before).await
+}
+
 #[tokio::test]
 async fn when_the_leader_is_killed_the_other_operator_goes_on() {
     let _turn = alone().await;
@@ -29,20 +42,45 @@ async fn when_the_leader_is_killed_the_other_operator_goes_on() {
     let space = Namespace::create("killed").await;
     space.queue("before", "{}").await;
     space.await_ready("before").await;
-    let before = leader().await.expect("a leader");
-    let process = process_of(OPERATOR_NAMESPACE, &before, "operator").await;
-    // The pod is to go as well, or its next container would find its own name on the lease and go on with it.
-    let delete =
-        ["-n", OPERATOR_NAMESPACE, "delete", "pod", &before, "--grace-period=0", "--force", "--wait=false"];
-    kill_process(process, Signal::KILL).expect("killed");
-    kubectl(&delete).await.expect("deleted");
-    let took = await_another_leader(&before).await;
+    let took = kill_leader().await;
     println!("another operator led {took:.1?} after the first was killed");
     space.queue("after", "{}").await;
     space.await_ready("after").await;
     let redis = space.managed("before").await;
     redis.push(LOW, 0..3).await;
     redis.await_completed(0..3).await;
+    space.delete().await;
+}
+
+#[tokio::test]
+async fn a_drain_goes_on_under_the_next_leader_and_no_job_is_interrupted() {
+    let _turn = alone().await;
+    if test_cluster(&["kubeconfig"]).await.is_none() {
+        return;
+    }
+    let space = Namespace::create("handed-over").await;
+    // Longer than it takes until another leads.
+    let worker = "{concurrency: 2, handler: {simulate: {base: 45s}}}";
+    space.queue("busy", &format!("{{replicas: 2, scaling: {{mode: Manual}}, worker: {worker}}}")).await;
+    space.await_condition("busy", "WorkersAvailable", "True/Available: 2 of 2").await;
+    let redis = space.managed("busy").await;
+    redis.push(LOW, 0..4).await;
+    redis.await_running(4).await;
+    space.patch("busy", r#"{"spec": {"replicas": 1}}"#).await;
+    patiently("a draining worker", async || {
+        let workers = space.get("jobqueue", "busy").await["status"]["workers"].clone();
+        if workers["draining"] == 1 { Ok(()) } else { Err(workers) }
+    })
+    .await;
+    kill_leader().await;
+    assert_eq!(space.asked_for("busy").await, 2, "nobody goes before its jobs are done");
+    space.await_asked_for("busy", 1).await;
+    redis.await_completed(0..4).await;
+    for (id, job) in redis.completed_jobs().await {
+        assert_eq!((&job["retries"], &job["interrupted_by"]), (&json!(0), &Value::Null), "{id}");
+    }
+    assert_eq!(redis.count(&["HGET", "jobqueue:counters", "reserved"]).await, 4, "each was taken once");
+    await_operators(2).await;
     space.delete().await;
 }
 

@@ -7,6 +7,7 @@ mod monitoring;
 mod namespaced;
 mod node;
 mod rights;
+mod storage;
 mod thousand;
 mod two_leaders;
 mod upgrade;

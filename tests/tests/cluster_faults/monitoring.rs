@@ -47,7 +47,13 @@ async fn a_queue_has_a_pod_monitor_where_that_kind_exists() {
     space.await_ready("orders").await;
     let monitor = space.get("podmonitor", "orders").await;
     assert_eq!(monitor["spec"]["selector"]["matchLabels"], json!({ "jobqueue.dev/queue": "orders" }));
-    assert_eq!(monitor["spec"]["podMetricsEndpoints"], json!([{ "port": "metrics" }]));
+    // The workers' metrics name their queue as the operator's do.
+    let of_queue = "__meta_kubernetes_pod_label_jobqueue_dev_queue";
+    let relabelings = json!([{ "sourceLabels": [of_queue], "targetLabel": "jobqueue" }]);
+    assert_eq!(
+        monitor["spec"]["podMetricsEndpoints"],
+        json!([{ "port": "metrics", "relabelings": relabelings }])
+    );
     assert_eq!(monitor["metadata"]["ownerReferences"][0]["name"], "orders");
     // The kind goes while the operator runs: queues are none the worse for it.
     kubectl(&["delete", "crd", POD_MONITORS]).await.expect("deleted");

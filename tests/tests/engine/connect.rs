@@ -5,7 +5,7 @@
     reason = "tests: a panic is the report, and modules only group them"
 )]
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
 
@@ -44,11 +44,42 @@ async fn works(mut session: Session) {
     assert!(session.close(&lane, false).await.unwrap());
 }
 
+/// Somebody who takes connections and never says a word.
+pub(crate) async fn hung() -> (String, TcpListener) {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    (listener.local_addr().unwrap().to_string(), listener)
+}
+
 async fn fails(mut session: Session) -> ConnectError {
     match session.time().await {
         Err(StoreError::Connect(error)) => error,
         other => panic!("{other:?}"),
     }
+}
+
+/// Something that listens, reads a request and answers with the first of `answers` whose name is in it.
+pub(crate) async fn stranger_at(
+    place: IpAddr,
+    answers: &'static [(&'static str, &'static str)],
+) -> SocketAddr {
+    let listener = TcpListener::bind((place, 0)).await.unwrap();
+    let addr = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut client, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                let mut buffer = [0; 1024];
+                while let Ok(read @ 1..) = client.read(&mut buffer).await {
+                    let request = String::from_utf8_lossy(&buffer[..read]).into_owned();
+                    let answer = answers.iter().find(|(name, _)| request.contains(name));
+                    let Some((_, answer)) = answer else { return };
+                    if client.write_all(answer.as_bytes()).await.is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    addr
 }
 
 mod ways_in {
@@ -156,26 +187,8 @@ mod ways_in {
 mod no_way_in {
     use super::*;
 
-    /// Something that listens, reads a request and answers with the first of `answers` whose name is in it.
     async fn stranger(answers: &'static [(&'static str, &'static str)]) -> SocketAddr {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let addr = listener.local_addr().unwrap();
-        tokio::spawn(async move {
-            while let Ok((mut client, _)) = listener.accept().await {
-                tokio::spawn(async move {
-                    let mut buffer = [0; 1024];
-                    while let Ok(read @ 1..) = client.read(&mut buffer).await {
-                        let request = String::from_utf8_lossy(&buffer[..read]).into_owned();
-                        let answer = answers.iter().find(|(name, _)| request.contains(name));
-                        let Some((_, answer)) = answer else { return };
-                        if client.write_all(answer.as_bytes()).await.is_err() {
-                            return;
-                        }
-                    }
-                });
-            }
-        });
-        addr
+        stranger_at(Ipv4Addr::LOCALHOST.into(), answers).await
     }
 
     #[tokio::test]
@@ -305,6 +318,16 @@ mod sentinel {
         assert_ne!(group.wait_failover(old).await, old);
         let page = session.page(&queue, jobqueue::store::PageKind::Head, 9).await.unwrap();
         assert_eq!(ids(&page.entries), ["b", "a"]);
+    }
+
+    #[tokio::test]
+    async fn a_sentinel_that_hangs_keeps_nobody_from_the_others() {
+        let group = Sentinel::start(0).await;
+        let (hung, _open) = hung().await;
+        let mut addrs = vec![hung];
+        addrs.extend(group.addrs().iter().map(ToString::to_string));
+        let sentinel = json!({ "master": Sentinel::MASTER, "addrs": addrs });
+        works(session(&json!({ "sentinel": sentinel, "dial_timeout": "2s" }))).await;
     }
 
     #[tokio::test]

@@ -3,8 +3,9 @@
 
 use std::time::Duration;
 
-use e2e::engine::{Bench, Lane, job, registration};
+use e2e::engine::{Bench, Lane, job, reaper_settings, registration};
 use jobqueue::effects::Side;
+use jobqueue::reaper::{Reaper, Settings};
 use jobqueue::store::{Fenced, Registration};
 use redis::AsyncCommands as _;
 
@@ -135,17 +136,17 @@ async fn who_saw_a_process_die_knows_better_than_its_successor() {
 }
 
 #[tokio::test]
-async fn a_lane_that_is_spared_keeps_its_jobs_until_more_is_known() {
+async fn a_lane_fenced_by_its_successor_waits_for_whoever_saw_it_die() {
     let mut bench = Bench::new().await;
     let high = bench.high().queue;
     bench.push(&high, &[job("a")]).await;
     let mut lane = lane_of(&bench, "pod").await;
     lane.reserve(1).await;
     bench.session().fence(&lane.handle.id, true, "restarted").await.unwrap();
-    let mut reaper = bench.reaper(LONG);
-    reaper.spare([lane.handle.id.clone()]);
-    assert!(reaper.pass().await.unwrap().moved.is_empty());
-    reaper.spare([]);
+    let patient = Settings { cause_wait: LONG, ..reaper_settings(LONG) };
+    let mut reaper = Reaper::new(bench.session(), bench.engine.protocol.clone(), patient);
+    assert!(reaper.pass().await.unwrap().moved.is_empty(), "nobody has said why");
+    bench.session().fence(&lane.handle.id, true, "oom").await.unwrap();
     let mut shared = bench.session();
     assert_eq!(reaper.pass_on(&mut shared).await.unwrap().moved.len(), 1);
     bench.assert_conserved(&["a"]).await;

@@ -43,6 +43,7 @@ mod registering {
     async fn register_by_hand(bench: &mut Bench, lane: &str, token: &str) -> i64 {
         let lists = bench.keys.lists(lane);
         let mut keys = vec![bench.keys.record(lane), bench.keys.heartbeat(lane), bench.keys.lanes()];
+        keys.push(bench.keys.tried(lane));
         keys.extend(lists.into_iter().flat_map(|lists| [lists.held, lists.parked, lists.parked_suspects]));
         let mut call = redis::cmd("EVAL");
         call.arg(REGISTER)
@@ -51,6 +52,7 @@ mod registering {
             .arg(lane)
             .arg(token)
             .arg(60_000)
+            .arg(6)
             .arg("process")
             .arg("host-1");
         let reply: Vec<i64> = call.query_async(&mut bench.redis).await.unwrap();
@@ -324,6 +326,23 @@ mod repeating {
         assert!(!cycled.queues[1].whole);
         assert_eq!(ids(&cycled.queues[1].jobs), ["d"], "the others are served");
         assert_eq!(ids(&lane.reserve(5).await), ["c"]);
+    }
+
+    #[tokio::test]
+    async fn a_whole_list_comes_in_pages_of_about_1_mib() {
+        let mut bench = Bench::new().await;
+        let large = |id: &str| Bytes::from(json!({ "id": id, "filling": "x".repeat(1 << 20) }).to_string());
+        bench.push(&bench.high().queue, &["a", "b", "c", "d"].map(large)).await;
+        let mut lane = bench.lane().await;
+        for _ in 0..4 {
+            lane.reserve(1).await;
+        }
+        lane.held[0].clear();
+        let (cycle, trips) = (lane.next(), lane.session.round_trips);
+        let cycled = lane.cycle(&cycle).await;
+        assert!(cycled.queues[0].whole);
+        assert_eq!(ids(&cycled.queues[0].jobs), ["a", "b", "c", "d"]);
+        assert!(lane.session.round_trips - trips > 4, "a job a page");
     }
 
     #[tokio::test]
@@ -673,7 +692,7 @@ mod settling {
         bench.push(&bench.high().queue, &["a", "b"].map(job)).await;
         let mut lane = bench.lane().await;
         lane.reserve(2).await;
-        lane.settle(0, &job("a"), &Outcome::Discard).await;
+        lane.settle(0, &job("a"), &Outcome::Discard(None)).await;
         bench.assert_conserved(&["b"]).await;
     }
 
@@ -755,8 +774,7 @@ mod settling {
         let letters =
             session.page(&bench.high().dead_letters, jobqueue::store::PageKind::Tail, 100).await.unwrap();
         let (origin, revived) = bench.engine.protocol.revive(&letters.entries[0]);
-        let turn =
-            jobqueue::store::Turn::Push { key: origin.unwrap(), side: CONSUMING.opposite(), bytes: revived };
+        let turn = jobqueue::store::Turn::push(origin.unwrap(), CONSUMING.opposite(), revived);
         assert_eq!(
             session.turn(&bench.high().dead_letters, &[(letters.entries[0].clone(), turn)]).await.unwrap(),
             1

@@ -291,6 +291,62 @@ mod denied {
     }
 
     #[tokio::test]
+    async fn a_user_that_lacks_any_command_of_the_scripts_opens_no_lane_and_so_takes_no_job() {
+        let prefix = e2e::engine::fresh_prefix();
+        let mut bench = Bench::on(shared_server().await, json!({ "key_prefix": prefix })).await;
+        bench.push(&bench.high().queue, &["a"].map(job)).await;
+        for command in ["rpush", "lrange", "lrem", "lset", "ltrim", "rpop", "lpop", "zadd", "hincrby", "set"]
+        {
+            let mut session = session_as(&mut bench, &prefix, &["~*", "+@all", &format!("-{command}")]).await;
+            let error = session.register(&registration(60_000)).await.unwrap_err();
+            let denied = format!("command {}", command.to_uppercase());
+            assert!(matches!(&error, StoreError::Denied { what } if *what == denied), "{command}: {error}");
+            session_as(&mut bench, &prefix, &["reset"]).await;
+        }
+        bench.assert_conserved(&["a"]).await;
+    }
+
+    #[tokio::test]
+    async fn a_user_that_may_not_touch_the_dead_letters_opens_no_lane() {
+        let prefix = e2e::engine::fresh_prefix();
+        let mut bench = Bench::on(shared_server().await, json!({ "key_prefix": prefix })).await;
+        let patterns = [format!("~{prefix}:[a-ce-z]*"), format!("~{prefix}:delayed:*")];
+        let mut session = session_as(&mut bench, &prefix, &["+@all", &patterns[0], &patterns[1]]).await;
+        let error = session.register(&registration(60_000)).await.unwrap_err();
+        let denied = format!("key {}", bench.high().dead_letters);
+        assert!(matches!(&error, StoreError::Denied { what } if *what == denied), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_producer_that_lacks_a_command_pushes_nothing_however_often_it_tries() {
+        let prefix = e2e::engine::fresh_prefix();
+        let mut bench = Bench::on(shared_server().await, json!({ "key_prefix": prefix })).await;
+        let (queue, seen) = (bench.high().queue, bench.session().keys.seen("p"));
+        let mut jobs = enqueue(&queue, &["a"].map(job));
+        jobs[0].seen = Some(("/data/a".into(), "1:1".into()));
+        for command in ["set", "hset", "lpush"] {
+            let mut session = session_as(&mut bench, &prefix, &["~*", "+@all", &format!("-{command}")]).await;
+            for _ in 0..2 {
+                let error = session.enqueue(command, &seen, Side::Left, &jobs).await.unwrap_err();
+                let denied = format!("command {}", command.to_uppercase());
+                assert!(
+                    matches!(&error, StoreError::Denied { what } if *what == denied),
+                    "{command}: {error}"
+                );
+            }
+            bench.assert_conserved(&[]).await;
+            session_as(&mut bench, &prefix, &["reset"]).await;
+        }
+        let mut session = session_as(&mut bench, &prefix, &["~*", "+@all"]).await;
+        assert_eq!(
+            session.enqueue("lpush", &seen, Side::Left, &jobs).await.unwrap(),
+            [true],
+            "it was never seen"
+        );
+        bench.assert_conserved(&["a"]).await;
+    }
+
+    #[tokio::test]
     async fn a_user_that_may_not_run_scripts_is_told_so() {
         let prefix = e2e::engine::fresh_prefix();
         let mut bench = Bench::on(shared_server().await, json!({ "key_prefix": prefix })).await;
@@ -344,7 +400,7 @@ mod out_of_memory {
         assert_eq!(reaper.pass().await.unwrap().moved.len(), 1);
         assert_eq!(bench.ids(&bench.high().suspects).await, ["d"]);
         let letters = session.page(&bench.high().dead_letters, PageKind::Tail, 9).await.unwrap().entries;
-        let turn = Turn::Push { key: bench.low().queue, side: Side::Left, bytes: letters[0].clone() };
+        let turn = Turn::push(bench.low().queue, Side::Left, letters[0].clone());
         assert_eq!(session.turn(&bench.high().dead_letters, &[(letters[0].clone(), turn)]).await.unwrap(), 1);
         assert!(!lane.session.close(&lane.handle, false).await.unwrap());
         bench.assert_conserved(&["a", "b", "c", "d", "e"]).await;
@@ -554,7 +610,7 @@ mod lost_replies {
         cut.safe.push(&list, &["a", "b", "b", "c"].map(job)).await;
         let to = cut.safe.low().queue;
         let plan = |page: &[Bytes]| -> Vec<(Bytes, Turn)> {
-            let push = |raw: &Bytes| Turn::Push { key: to.clone(), side: Side::Left, bytes: raw.clone() };
+            let push = |raw: &Bytes| Turn::push(to.clone(), Side::Left, raw.clone());
             page.iter().map(|raw| (raw.clone(), push(raw))).collect()
         };
         let mut session = cut.bench.session();

@@ -333,8 +333,7 @@ mod turning {
         let page = letters(&mut bench, &["a", "b", "c", "d"]).await;
         assert_eq!(ids(&page), ["a", "b", "c", "d"], "the oldest first");
         let to = bench.low().queue;
-        let push =
-            |raw: &Bytes| Turn::Push { key: to.clone(), side: CONSUMING.opposite(), bytes: raw.clone() };
+        let push = |raw: &Bytes| Turn::push(to.clone(), CONSUMING.opposite(), raw.clone());
         let turns = [Turn::Keep, push(&page[1]), Turn::Drop, Turn::Keep];
         let entries: Vec<_> = page.iter().cloned().zip(turns).collect();
         assert_eq!(bench.session().turn(&bench.high().dead_letters, &entries).await.unwrap(), 4);
@@ -353,21 +352,12 @@ mod turning {
     }
 
     #[tokio::test]
-    async fn a_purge_says_how_many_it_removed() {
-        let mut bench = Bench::new().await;
-        letters(&mut bench, &["a", "b", "b"]).await;
-        assert_eq!(bench.session().purge(&bench.high().dead_letters).await.unwrap(), 3);
-        assert_eq!(bench.session().purge(&bench.high().dead_letters).await.unwrap(), 0);
-        bench.assert_conserved(&[]).await;
-    }
-
-    #[tokio::test]
     async fn an_unfit_destination_is_named_and_the_letter_stays() {
         let mut bench = Bench::new().await;
         let page = letters(&mut bench, &["a"]).await;
         let key = bench.low().queue;
         bench.redis.set::<_, _, ()>(&key, "oops").await.unwrap();
-        let turn = Turn::Push { key: key.clone(), side: CONSUMING.opposite(), bytes: page[0].clone() };
+        let turn = Turn::push(key.clone(), CONSUMING.opposite(), page[0].clone());
         let error =
             bench.session().turn(&bench.high().dead_letters, &[(page[0].clone(), turn)]).await.unwrap_err();
         assert!(matches!(&error, StoreError::Unfit { key: named, .. } if *named == key), "{error}");
@@ -381,7 +371,7 @@ mod turning {
         bench.redis.set::<_, _, ()>(bench.keys.counters(), "oops").await.unwrap();
         bench.redis.zadd::<_, _, _, ()>(bench.high().delayed, r#"u|{"id":"b"}"#, 1).await.unwrap();
         bench.push(&bench.high().queue, &[job("c")]).await;
-        let turn = Turn::Push { key: bench.high().queue, side: CONSUMING.opposite(), bytes: page[0].clone() };
+        let turn = Turn::push(bench.high().queue, CONSUMING.opposite(), page[0].clone());
         assert_eq!(
             bench.session().turn(&bench.high().dead_letters, &[(page[0].clone(), turn)]).await.unwrap(),
             1

@@ -6,6 +6,7 @@ mod faults;
 mod jobs;
 mod model;
 mod ownership;
+mod reach;
 mod reap;
 mod shards;
 mod sidekiq;

@@ -472,7 +472,7 @@ impl World {
                 let (origin, bytes) = self.bench.engine.protocol.revive(&letter);
                 let key = origin.unwrap();
                 self.at(&key).push_front(bytes.clone());
-                Turn::Push { key, side: CONSUMING.opposite(), bytes }
+                Turn::push(key, CONSUMING.opposite(), bytes)
             };
             entries.push((letter, turn));
         }

@@ -98,6 +98,15 @@ mod looking {
     }
 
     #[tokio::test]
+    async fn a_dead_lane_that_the_registry_does_not_know_is_found_by_its_lists() {
+        let mut bench = Bench::new().await;
+        lane_with(&mut bench, 1, &[job("a")]).await;
+        bench.redis.del::<_, ()>(bench.keys.lanes()).await.unwrap();
+        until_fenced(&mut bench.reaper(SHORT)).await;
+        bench.assert_conserved(&["a"]).await;
+    }
+
+    #[tokio::test]
     async fn a_heartbeat_without_a_ttl_counts_as_absent() {
         let mut bench = Bench::new().await;
         let lane = lane_with(&mut bench, 60_000, &[job("a")]).await;
@@ -344,6 +353,43 @@ mod moving {
             bench.session().lane(&lane.handle.id).await.unwrap().is_none()
         })
         .await;
+    }
+
+    #[tokio::test]
+    async fn many_dead_lanes_are_emptied_in_short_passes_that_ask_to_be_continued() {
+        let mut bench = Bench::new().await;
+        let mut all = Vec::new();
+        for number in 0..60 {
+            let id = format!("job {number}");
+            let lane = lane_with(&mut bench, 60_000, &[job(&id)]).await;
+            fence(&bench, &lane, "deleted").await;
+            all.push(id);
+        }
+        let settings = Settings {
+            page_delay: Duration::from_millis(20),
+            pass_budget: Duration::from_millis(10),
+            ..reaper_settings(SHORT)
+        };
+        let mut reaper = Reaper::new(bench.session(), bench.engine.protocol.clone(), settings);
+        let (mut moved, mut passes, mut more) = (0, 0, true);
+        while more {
+            let pass = reaper.pass().await.unwrap();
+            (moved, passes, more) = (moved + pass.moved.len(), passes + 1, pass.more);
+        }
+        assert_eq!(moved, 60, "in {passes} passes");
+        bench.assert_conserved(&all.iter().map(String::as_str).collect::<Vec<_>>()).await;
+    }
+
+    #[tokio::test]
+    async fn a_record_that_cannot_be_used_protects_no_other_lane() {
+        let mut bench = Bench::new().await;
+        let broken = lane_with(&mut bench, 1, &[job("a")]).await;
+        lane_with(&mut bench, 1, &[job("b")]).await;
+        let record = bench.keys.record(&broken.handle.id);
+        redis::cmd("DEL").arg(&record).query_async::<()>(&mut bench.redis).await.unwrap();
+        bench.redis.set::<_, _, ()>(&record, "none").await.unwrap();
+        let done = until_fenced(&mut bench.reaper(SHORT)).await;
+        assert_eq!(done.moved.len(), 1, "the other's");
     }
 
     #[tokio::test]

@@ -106,7 +106,7 @@ async fn whole_life(engine: &Engine, keys: &Keys) {
     let letters = session.page(&high.dead_letters, PageKind::Tail, 10).await.unwrap().entries;
     let (origin, revived) = engine.protocol.revive(&letters[0]);
     assert_eq!(origin.as_deref(), Some(high.queue.as_str()));
-    let turn = Turn::Push { key: high.queue.clone(), side: Side::Left, bytes: revived };
+    let turn = Turn::push(high.queue.clone(), Side::Left, revived);
     assert_eq!(session.turn(&high.dead_letters, &[(letters[0].clone(), turn)]).await.unwrap(), 1);
 
     assert_eq!(session.fence(&lane.id, true, "heartbeat").await.unwrap(), Fenced::Fenced);
@@ -141,6 +141,16 @@ async fn every_transition_runs_on_every_shard_of_a_cluster() {
         whole_life(&engine, keys).await;
     }
     assert!(owners.len() > 1, "the shards are on several nodes: {owners:?}");
+}
+
+#[tokio::test]
+async fn a_node_that_hangs_does_not_hide_the_cluster() {
+    let (hung, _open) = crate::connect::hung().await;
+    let seeds = format!("{hung},{}", cluster().await.addrs()[0]);
+    let engine = engine_on(&seeds, true);
+    for keys in &engine.shards {
+        engine.session(keys).time().await.unwrap();
+    }
 }
 
 #[tokio::test]

@@ -1,4 +1,5 @@
-//! Real Sidekiq (Debian's 6.4) on the other side: its client enqueues, its API looks, its processes work beside ours.
+//! Real Sidekiq (Debian's 6.4, or that of `SIDEKIQ_RUBY`) on the other side: its client enqueues, its API looks, its
+//! processes work beside ours.
 mod failing;
 mod mixed;
 mod running;

@@ -25,7 +25,46 @@ async fn sidekiq_and_our_worker_share_ten_thousand_jobs_and_each_is_settled_once
         .console
         .eval("Sidekiq.redis { |r| r.lrange('ran', 0, -1) }.map { |run| JSON.parse(run)['who'] }.tally");
     println!("who ran how many: {shares}");
+    // Our own figures are those of Sidekiq's page.
+    let page = scene.console.eval("[Sidekiq::Queue.new.size, Sidekiq::DeadSet.new.size]");
+    let stats = scene.options_of("").arg("stats").arg("-o").arg("json").output();
+    let stats: serde_json::Value = serde_json::from_slice(&stats.stdout).unwrap();
+    assert_eq!(json!([stats["queues"][0]["waiting"], stats["dead_letters"]]), page, "{stats}");
     worker.sigterm();
     worker.wait_exit(SOON).await;
     drop(sidekiq);
+}
+
+/// Every tenth fails for good, as it would with Sidekiq: more than those are not among the dead, and none is retried.
+#[tokio::test]
+async fn of_ten_thousand_jobs_none_is_lost_or_costs_an_attempt_when_worker_and_application_are_killed() {
+    let mut scene = Scene::start().await;
+    let options = scene.options().env("WORKER_COUNT", "20");
+    let mut workers: Vec<_> = (0..2).map(|_| Worker::spawn(&options)).collect();
+    scene.console.until("Sidekiq::ProcessSet.new.size", 2).await;
+    scene.console.eval("(1..10_000).each_slice(1000) { |slice| Sidekiq::Client.push_bulk('class' => Tenth, 'args' => slice.map { |n| [n, 0.02] }) }");
+    for kill in 0..9 {
+        let ran = 1000 * (kill + 1);
+        let soon = format!("Sidekiq.redis {{ |r| r.llen('ran') }} >= {ran}");
+        scene.console.until(&soon, true).await;
+        if kill % 3 != 0 {
+            scene.app.as_mut().unwrap().kill9();
+        }
+        if kill % 3 != 1 {
+            workers[kill % 2].kill9();
+            workers[kill % 2] = Worker::spawn(&options);
+        }
+        if kill % 3 != 0 {
+            scene.start_app().await;
+        }
+    }
+    let held =
+        "Sidekiq.redis { |r| r.keys('jobqueue:sidekiq:worker:*').select { |key| r.type(key) == 'list' } }";
+    scene.console.until(&format!("[Sidekiq::Queue.new.size, {held}]"), json!([0, []])).await;
+    let ran = scene.console.eval("runs = Sidekiq.redis { |r| r.lrange('ran', 0, -1) }.map { |run| JSON.parse(run)['args'][0] }; [runs.uniq.sort == (1..10_000).to_a, runs.size]");
+    assert_eq!(ran[0], true, "each ran");
+    println!("{} runs of 10,000 jobs", ran[1]);
+    let dead = "Sidekiq::DeadSet.new.map { |job| [job.args[0] % 10, job['retry_count'], job['error_message']] }.uniq";
+    assert_eq!(scene.console.eval(dead), json!([[0, 0, "a tenth"]]));
+    assert_eq!(scene.console.eval("[Sidekiq::DeadSet.new.map(&:jid).uniq.size, Sidekiq::DeadSet.new.size, Sidekiq::RetrySet.new.size]"), json!([1000, 1000, 0]));
 }

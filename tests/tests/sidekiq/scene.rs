@@ -14,7 +14,8 @@ pub const SOON: Duration = Duration::from_secs(60);
 
 fn ruby(file: &str, server: &RedisServer) -> Command {
     let path: PathBuf = [env!("CARGO_MANIFEST_DIR"), "tests/sidekiq/ruby", file].iter().collect();
-    let mut command = Command::new("ruby");
+    // Any that has a Sidekiq: scripts/newer-sidekiq has others than Debian's.
+    let mut command = Command::new(std::env::var_os("SIDEKIQ_RUBY").unwrap_or_else(|| "ruby".into()));
     command.arg("-W0").arg(path).env("REDIS_URL", format!("redis://{}/0", server.addr()));
     command
 }
@@ -113,7 +114,12 @@ impl Scene {
 
     /// Our worker on the queue `default`, its jobs run by the application.
     pub fn options(&self) -> WorkerOptions {
-        WorkerOptions::new("worker")
+        self.options_of("worker")
+    }
+
+    /// The same in another role, or with a command.
+    pub fn options_of(&self, role: &str) -> WorkerOptions {
+        WorkerOptions::new(role)
             .redis(self.server.addr())
             .env("PROTOCOL", "sidekiq")
             .env("WORKER_HANDLER_KIND", "http")

@@ -13,7 +13,7 @@ async fn sidekiqs_api_sees_the_process_and_what_it_runs() {
     console.until("Sidekiq::Workers.new.size", 2).await;
     let process = console.eval("Sidekiq::ProcessSet.new.first.then { |p| [p['busy'], p['concurrency'], p['queues'], p['tag'], p['pid'], p.stopping?] }");
     assert_eq!(process, json!([2, 8, ["default"], "jobqueue", worker.pid(), false]));
-    let work = console.eval("Sidekiq::Workers.new.map { |id, _, work| [id == Sidekiq::ProcessSet.new.first.identity, work['queue'], work['payload']['class'], work['payload']['args'], (Time.now.to_i - work['run_at']).abs < 60] }.sort_by { |work| work[3] }");
+    let work = console.eval("work.map { |one| [one['identity'] == Sidekiq::ProcessSet.new.first.identity, one['queue'], one['job']['class'], one['job']['args'], (Time.now.to_i - one['run_at']).abs < 60] }.sort_by { |one| one[3] }");
     assert_eq!(
         work,
         json!([[true, "default", "Patient", ["..."], true], [true, "default", "Patient", ["x"], true]]),
@@ -59,6 +59,50 @@ async fn the_buttons_quiet_dump_and_stop_work_on_us() {
     console.eval("Sidekiq::ProcessSet.new.first.stop!");
     assert!(worker.wait_exit(SOON).await.success());
     assert_eq!(console.eval("Sidekiq::Queue.new.map(&:args)"), json!([[2]]), "nobody took it");
+}
+
+#[tokio::test]
+async fn a_process_that_stops_is_shown_as_quiet_while_its_jobs_end_and_counts_them_all() {
+    let mut scene = Scene::start().await;
+    let mut worker = Worker::spawn(&scene.options());
+    let console = &mut scene.console;
+    console.eval("Patient.perform_async(1)");
+    console.until("Sidekiq.redis { |r| r.get('started').to_i }", 1).await;
+    console.until("Sidekiq::ProcessSet.new.map(&:stopping?)", json!([false])).await;
+    worker.sigterm();
+    console.until("Sidekiq::ProcessSet.new.map(&:stopping?)", json!([true])).await;
+    console.eval("Sidekiq.redis { |r| r.set('go', 1) }");
+    assert!(worker.wait_exit(SOON).await.success());
+    assert_eq!(console.eval("Sidekiq::Stats.new.then { |s| [s.processed, s.failed] }"), json!([1, 0]));
+}
+
+/// The same in a browser: `sidecar/rails/spec/stack_spec.rb`.
+#[tokio::test]
+async fn sidekiqs_own_pages_show_us_and_their_buttons_work() {
+    let mut scene = Scene::start().await;
+    let mut worker = Worker::spawn(&scene.options());
+    let console = &mut scene.console;
+    console.eval("Hopeless.perform_async('again'); Hopeless.set(retry: 0).perform_async('lost')");
+    console.eval("Echo.set(queue: 'unserved').perform_async('waits'); Echo.perform_in(3600, 'later')");
+    console.eval("Patient.perform_async('runs')");
+    console.until("Sidekiq::Workers.new.size", 1).await;
+    for page in [
+        "'/busy', Sidekiq::ProcessSet.new.first.identity, 'Patient', 'runs', 'jobqueue'",
+        "'/queues', 'default', 'unserved'",
+        "'/queues/unserved', 'Echo', 'waits'",
+        "'/retries', 'Hopeless', 'again', 'ArgumentError'",
+        "'/scheduled', 'Echo', 'later'",
+        "'/morgue', 'Hopeless', 'lost', 'ArgumentError'",
+        "'/', '/morgue'",
+    ] {
+        console.until(&format!("shows({page})"), json!([])).await;
+    }
+    console.eval("press('quiet')");
+    console.until("Sidekiq::ProcessSet.new.first.stopping?", true).await;
+    console.eval("press('stop')");
+    console.eval("Sidekiq.redis { |r| r.set('go', 1) }");
+    assert!(worker.wait_exit(SOON).await.success());
+    console.until("Sidekiq::ProcessSet.new.size", 0).await;
 }
 
 #[tokio::test]

@@ -74,6 +74,25 @@ async fn a_second_signal_ends_the_worker_at_once() {
 }
 
 #[tokio::test]
+async fn a_signal_that_arrives_twice_at_once_is_one() {
+    let mut scene = Scene::start().await;
+    scene.recorder.by_default(Behaviour::Hold);
+    let all = ids("job", 2);
+    scene.ledger.enqueue(LOW, &all).await;
+    let mut worker = Worker::spawn(&scene.options().env("WORKER_COUNT", 2));
+    scene.running(2).await;
+    for _ in 0..3 {
+        worker.sigint();
+        worker.sigterm();
+    }
+    worker.wait_for_log("Stopping: no new jobs, what runs may finish; signal again to stop at once").await;
+    scene.recorder.release_all();
+    let status = worker.wait_exit(Duration::from_secs(20)).await;
+    assert!(status.success(), "it has waited for its jobs: {status}");
+    scene.ledger.places().await.assert_exactly(&all);
+}
+
+#[tokio::test]
 async fn the_process_group_of_a_command_is_dead_before_its_job_is_released() {
     let mut scene = Scene::start().await;
     let pids = scene.server.dir().join("pids");

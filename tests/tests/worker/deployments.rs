@@ -111,6 +111,40 @@ async fn a_worker_serves_every_shard_of_one_redis() {
 }
 
 #[tokio::test]
+async fn a_shard_that_alone_has_jobs_gets_most_slots_in_order_of_priority_and_leaves_the_others_some() {
+    let server = RedisServer::start(Options::default()).await;
+    let redis = json!({ "addr": server.addr().to_string() });
+    let worker = json!({ "shards": 4, "count": 12 });
+    let deployment = Deployment::new(json!({ "redis": redis, "worker": worker })).await;
+    deployment.recorder.by_default(Behaviour::Hold);
+    let [high, low] = [0, 1].map(|queue| deployment.engine.shards[0].queues[queue].queue.clone());
+    for number in 0..20 {
+        server.cli(&["LPUSH", &low, &job(&format!("low-{number}")).to_string()]);
+        server.cli(&["LPUSH", &high, &job(&format!("high-{number}")).to_string()]);
+    }
+    let mut worker = Worker::spawn(&deployment.options);
+    deployment.running(9).await;
+    assert!(deployment.recorder.running().iter().all(|id| id.starts_with("high")), "strictly by priority");
+    for shard in 1..4 {
+        let key = &deployment.engine.shards[shard].queues[1].queue;
+        server.cli(&["LPUSH", key, &job(&format!("other-{shard}")).to_string()]);
+    }
+    deployment.running(12).await;
+    for shard in 1..4 {
+        assert_eq!(
+            deployment.recorder.starts(&format!("other-{shard}")),
+            1,
+            "beside the backlog of the first"
+        );
+    }
+    deployment.recorder.by_default(Behaviour::Succeed);
+    deployment.recorder.release_all();
+    deployment.completed(43).await;
+    worker.sigterm();
+    assert!(worker.wait_exit(SOON).await.success());
+}
+
+#[tokio::test]
 async fn a_worker_serves_every_shard_of_a_cluster() {
     let cluster = Cluster::start().await;
     let redis = json!({ "addr": cluster.addrs()[2].to_string(), "cluster": true });

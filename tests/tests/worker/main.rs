@@ -10,3 +10,4 @@ mod outage;
 mod poison;
 mod retry;
 mod scene;
+mod shutdown;

@@ -1,9 +1,10 @@
 //! Runs a program per job, in a process group of its own: payload on stdin, exit status as the answer,
 //! the end of stderr as the error. Nothing of a run outlives it: the whole group is killed at its end.
-use super::{Call, ERROR_MAX, tail};
+use super::{ANSWER_MAX, Call, ERROR_MAX, tail};
 use bytes::Bytes;
 use jobqueue::job::Job;
 use jobqueue::outcome::{Failure, Outcome, Reason};
+use jobqueue::protocol::async_jobs::is_sound;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 use std::convert::Infallible;
 use std::io::{self, ErrorKind};
@@ -12,7 +13,7 @@ use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::process::{Child, ChildStderr, ChildStdin};
+use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout};
 use tokio::time::{timeout, timeout_at};
 
 /// `EX_TEMPFAIL` of sysexits.h: "try again later".
@@ -35,11 +36,18 @@ pub struct CommandSettings {
     /// What a program asks for by exit status 75. It has no way to say how long, and the ordinary backoff
     /// is for failures; ten seconds suit what it is used for (a lock is taken, a licence is in use).
     pub retry_later: Duration,
+    /// What the program prints is the job's result.
+    pub keeps_result: bool,
 }
 
 impl Default for CommandSettings {
     fn default() -> Self {
-        Self { argv: Vec::new(), timeout: Duration::from_secs(60), retry_later: Duration::from_secs(10) }
+        Self {
+            argv: Vec::new(),
+            timeout: Duration::from_secs(60),
+            retry_later: Duration::from_secs(10),
+            keeps_result: false,
+        }
     }
 }
 
@@ -55,6 +63,7 @@ pub struct Command {
     arguments: Vec<String>,
     timeout: Duration,
     retry_later: Duration,
+    keeps_result: bool,
 }
 
 impl Command {
@@ -69,6 +78,7 @@ impl Command {
             arguments: arguments.to_vec(),
             timeout: settings.timeout,
             retry_later: settings.retry_later,
+            keeps_result: settings.keeps_result,
         })
     }
 
@@ -82,11 +92,12 @@ impl Command {
         let group = Group::of(&child);
         let stdin = child.stdin.take();
         let mut stderr = Tail::of(child.stderr.take());
+        let mut stdout = Printed { pipe: child.stdout.take(), bytes: Vec::new() };
 
         let exit = tokio::select! {
             biased;
             exit = timeout_at(ends, exited(&mut child, &group)) => exit,
-            never = talk(stdin, job.raw.clone(), &mut stderr) => match never {},
+            never = talk(stdin, job.raw.clone(), &mut stderr, &mut stdout) => match never {},
         };
         let Ok(exit) = exit else {
             drop(group);
@@ -98,11 +109,14 @@ impl Command {
         if let Err(error) = exit {
             return Outcome::HandlerDied(format!("waiting for the program: {error}"));
         }
-        let _ = timeout(LINGER, stderr.read()).await;
+        let _ = timeout(LINGER, async { tokio::join!(stderr.read(), stdout.read()) }).await;
         drop(group);
-        let _ = timeout(AFTER_KILL, stderr.read()).await;
+        let _ = timeout(AFTER_KILL, async { tokio::join!(stderr.read(), stdout.read()) }).await;
         match child.wait().await {
-            Ok(status) => self.answer(status, &stderr),
+            Ok(status) => match self.answer(status, &stderr) {
+                Outcome::Done if self.keeps_result => Outcome::DoneWith(stdout.result()),
+                outcome => outcome,
+            },
             Err(error) => Outcome::HandlerDied(format!("waiting for the program: {error}")),
         }
     }
@@ -115,8 +129,9 @@ impl Command {
             .env("JOB_QUEUE", &*call.queue)
             .env("JOB_ATTEMPT", (job.fields.retries.saturating_add(1)).to_string())
             .env("JOB_FILEPATH", &job.fields.filepath)
+            .env("JOB_TYPE", &job.fields.kind)
             .stdin(Stdio::piped())
-            .stdout(Stdio::null())
+            .stdout(if self.keeps_result { Stdio::piped() } else { Stdio::null() })
             .stderr(Stdio::piped())
             .process_group(0);
         match &call.traceparent {
@@ -186,16 +201,56 @@ async fn exited(child: &mut Child, group: &Group) -> io::Result<()> {
     }
 }
 
-/// Writes the payload and collects stderr, side by side: a program may write before it has read.
-async fn talk(stdin: Option<ChildStdin>, payload: Bytes, stderr: &mut Tail) -> Infallible {
+/// Writes the payload and collects what it writes, side by side: a program may write before it has read.
+async fn talk(
+    stdin: Option<ChildStdin>,
+    payload: Bytes,
+    stderr: &mut Tail,
+    stdout: &mut Printed,
+) -> Infallible {
     let feed = async move {
         if let Some(mut stdin) = stdin {
             // A program need not read its payload (its path stands in the environment): EPIPE is no error.
             let _ = stdin.write_all(&payload).await;
         }
     };
-    tokio::join!(feed, stderr.read());
+    tokio::join!(feed, stderr.read(), stdout.read());
     std::future::pending().await
+}
+
+/// The beginning of what a program writes to stdout.
+struct Printed {
+    pipe: Option<ChildStdout>,
+    bytes: Vec<u8>,
+}
+
+impl Printed {
+    /// Reads until every writer has closed it, and keeps what fits; may be dropped at any time.
+    async fn read(&mut self) {
+        let mut chunk = [0; ERROR_MAX];
+        while let Some(pipe) = &mut self.pipe {
+            match pipe.read(&mut chunk).await {
+                Ok(0) | Err(_) => self.pipe = None,
+                Ok(read) => {
+                    let room = ANSWER_MAX - self.bytes.len();
+                    self.bytes.extend_from_slice(&chunk[..read.min(room)]);
+                }
+            }
+        }
+    }
+
+    /// As JSON: itself if it is that and can be kept in a job, otherwise the text of it.
+    fn result(&self) -> Bytes {
+        let text = String::from_utf8_lossy(&self.bytes);
+        let text = text.trim();
+        if text.is_empty() {
+            return Bytes::from_static(b"null");
+        }
+        if is_sound(text) {
+            return text.to_owned().into();
+        }
+        serde_json::Value::from(text).to_string().into()
+    }
 }
 
 /// The end of what a program writes to stderr.

@@ -36,10 +36,10 @@ mod tests {
     async fn a_function_is_given_the_job_and_decides_what_becomes_of_it() {
         let handler = Handler::Function(Function::new(|job, _| match job.fields.id.as_str() {
             "1" => Outcome::Done,
-            _ => Outcome::Discard,
+            _ => Outcome::Discard(None),
         }));
         assert_eq!(handler.handle(&job(r#"{"id":"1"}"#), &Call::default()).await, Outcome::Done);
-        assert_eq!(handler.handle(&job(r#"{"id":"2"}"#), &Call::default()).await, Outcome::Discard);
+        assert_eq!(handler.handle(&job(r#"{"id":"2"}"#), &Call::default()).await, Outcome::Discard(None));
         assert_eq!(handler.instant(&job(r#"{"id":"1"}"#)), None, "only a task of its own may take its time");
     }
 }

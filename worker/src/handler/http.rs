@@ -4,7 +4,7 @@ mod connections;
 mod secret;
 mod verdict;
 
-use super::{Call, head};
+use super::{ANSWER_MAX, Call, head};
 use base64::Engine as _;
 use bytes::{Bytes, BytesMut};
 use connections::{Answer, Connections, Lost};
@@ -23,11 +23,9 @@ use sha2::Sha256;
 use std::error::Error;
 use std::fmt::Write as _;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
-
-/// Read of an answer: more than a verdict needs, little enough to hold for every slot.
-const ANSWER_MAX: usize = 64 * 1024;
 
 /// Puma closes an idle connection after 20 s. Closing it first, ours is never the request that crosses
 /// with its FIN.
@@ -56,6 +54,7 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const JOB_ID: HeaderName = HeaderName::from_static("x-job-id");
 const JOB_ATTEMPT: HeaderName = HeaderName::from_static("x-job-attempt");
 const LAST_ATTEMPT: HeaderName = HeaderName::from_static("x-job-last-attempt");
+const JOB_TIMEOUT: HeaderName = HeaderName::from_static("x-job-timeout");
 const TIMESTAMP: HeaderName = HeaderName::from_static("x-jobqueue-timestamp");
 const SIGNATURE: HeaderName = HeaderName::from_static("x-jobqueue-signature");
 
@@ -82,6 +81,8 @@ pub struct HttpSettings {
     pub key_file: Option<PathBuf>,
     /// Jobs that may run at once: as many connections are kept.
     pub concurrency: usize,
+    /// What the answer says under `result` is the job's result.
+    pub keeps_result: bool,
 }
 
 impl Default for HttpSettings {
@@ -97,6 +98,7 @@ impl Default for HttpSettings {
             cert_file: None,
             key_file: None,
             concurrency: 1,
+            keeps_result: false,
         }
     }
 }
@@ -143,11 +145,16 @@ pub struct Http {
     connections: Connections,
     /// The path and the query.
     path: hyper::Uri,
+    /// Where the program is told of jobs that are given up: beside it.
+    death: hyper::Uri,
     /// The same for every job.
     fixed: HeaderMap,
     timeout: Duration,
     token: Option<Secret>,
     hmac_key: Option<Secret>,
+    keeps_result: bool,
+    /// The last answer was a 401: that is said once, not for every job.
+    unauthorized: AtomicBool,
 }
 
 impl Http {
@@ -158,19 +165,31 @@ impl Http {
         Ok(Self {
             connections: Connections::new(settings, &url)?,
             path: origin(&url)?,
+            death: origin(&url.join("death").map_err(|error| HttpError::Client(format!("path: {error}")))?)?,
             fixed: fixed_headers(&url)?,
             timeout: settings.timeout,
             token: secret(&settings.token_file),
             hmac_key: secret(&settings.hmac_key_file),
+            keeps_result: settings.keeps_result,
+            unauthorized: AtomicBool::new(false),
         })
     }
 
     pub(super) async fn handle(&self, job: &Job, call: &Call) -> Outcome {
+        self.ask(&self.path, job, call).await
+    }
+
+    /// Tells the program of a job that is given up without its own word.
+    pub(super) async fn bury(&self, job: &Job, call: &Call) -> Outcome {
+        self.ask(&self.death, job, call).await
+    }
+
+    async fn ask(&self, path: &hyper::Uri, job: &Job, call: &Call) -> Outcome {
         // How long a busy program is asked again: as long as it would have had for the job.
         let patience = call.ends_by(self.timeout);
         loop {
             let ends = call.ends_by(self.timeout);
-            let said = timeout_at(ends, self.post(job, call)).await.unwrap_or_else(|_| {
+            let said = timeout_at(ends, self.post(path, job, call, ends)).await.unwrap_or_else(|_| {
                 let text = format!("no answer within {:?}", self.timeout);
                 Said::Outcome(Outcome::Failed(Failure::new(Reason::Timeout, text)))
             });
@@ -189,14 +208,14 @@ impl Http {
         }
     }
 
-    async fn post(&self, job: &Job, call: &Call) -> Said {
-        let headers = match self.headers(job, call).await {
+    async fn post(&self, path: &hyper::Uri, job: &Job, call: &Call, ends: Instant) -> Said {
+        let headers = match self.headers(path, job, call, ends).await {
             Ok(headers) => headers,
             Err(reason) => return Said::Outcome(Outcome::HandlerUnavailable(reason)),
         };
         let mut request = Request::new(Full::new(job.raw.clone()));
         *request.method_mut() = Method::POST;
-        *request.uri_mut() = self.path.clone();
+        *request.uri_mut() = path.clone();
         *request.headers_mut() = headers;
         match self.connections.send(request).await {
             Ok((answer, connection)) => {
@@ -211,12 +230,23 @@ impl Http {
         }
     }
 
-    async fn headers(&self, job: &Job, call: &Call) -> Result<HeaderMap, String> {
+    async fn headers(
+        &self,
+        path: &hyper::Uri,
+        job: &Job,
+        call: &Call,
+        ends: Instant,
+    ) -> Result<HeaderMap, String> {
         let mut headers = HeaderMap::with_capacity(FEW_HEADERS);
         headers.extend(self.fixed.clone());
         headers.insert(JOB_ATTEMPT, HeaderValue::from(job.fields.retries.saturating_add(1)));
         if let Some(last) = call.last_attempt {
             headers.insert(LAST_ATTEMPT, HeaderValue::from_static(if last { "true" } else { "false" }));
+        }
+        // How long we wait: a program that goes on after that knows that nobody does.
+        let left = ends.saturating_duration_since(Instant::now());
+        if let Ok(left) = HeaderValue::from_str(&format!("{:.3}", left.as_secs_f64())) {
+            headers.insert(JOB_TIMEOUT, left);
         }
         let optional = [
             (JOB_ID, Some(&job.fields.id)),
@@ -239,7 +269,7 @@ impl Http {
         if let Some(key) = &self.hmac_key {
             let key = key.read().await.map_err(|error| format!("hmac_key_file: {error}"))?;
             let timestamp = Timestamp::now().as_second();
-            let signature = HeaderValue::from_str(&sign(&key, timestamp, &job.raw)?)
+            let signature = HeaderValue::from_str(&sign(&key, timestamp, path, &job.raw)?)
                 .map_err(|error| format!("hmac_key_file: {error}"))?;
             headers.insert(TIMESTAMP, HeaderValue::from(timestamp));
             headers.insert(SIGNATURE, signature);
@@ -253,20 +283,16 @@ impl Http {
         if status == StatusCode::SERVICE_UNAVAILABLE {
             return (Outcome::HandlerUnavailable("answered 503".into()), skip(&mut answer).await);
         }
-        if status == StatusCode::UNAUTHORIZED && (self.token.is_some() || self.hmac_key.is_some()) {
-            // It never ran: a secret that was just rotated must not cost every job its attempts.
-            for secret in self.token.iter().chain(&self.hmac_key) {
-                secret.forget().await;
-            }
-            let text = "answered 401 to our token_file or hmac_key_file";
-            return (Outcome::HandlerUnavailable(text.into()), skip(&mut answer).await);
+        if status == StatusCode::UNAUTHORIZED {
+            return (self.unauthorized().await, skip(&mut answer).await);
         }
+        self.unauthorized.store(false, Ordering::Relaxed);
         let (body, whole) = match read(&mut answer).await {
             Ok(body) => body,
             Err(error) => return (Outcome::HandlerDied(explain(&error)), false),
         };
         if status.is_success() {
-            return (verdict::outcome(&body, whole), whole);
+            return (verdict::outcome(&body, whole, self.keeps_result), whole);
         }
         let text = match head(&body) {
             text if text.is_empty() => format!("answered {}", status.as_u16()),
@@ -278,6 +304,26 @@ impl Http {
             None => Outcome::Failed(failure),
         };
         (outcome, whole)
+    }
+}
+
+impl Http {
+    /// A 401: it never ran, so a secret that was just rotated, or forgotten on one side, costs no job its attempts.
+    async fn unauthorized(&self) -> Outcome {
+        for secret in self.token.iter().chain(&self.hmac_key) {
+            secret.forget().await;
+        }
+        let text = match (&self.token, &self.hmac_key) {
+            (None, None) => "answered 401: set worker.handler.http.token_file or hmac_key_file to its secret",
+            (Some(_), _) => "answered 401: worker.handler.http.token_file must hold one of its tokens",
+            (None, Some(_)) => {
+                "answered 401: worker.handler.http.hmac_key_file must hold one of its keys, and both clocks agree"
+            }
+        };
+        if !self.unauthorized.swap(true, Ordering::Relaxed) {
+            tracing::warn!(error = text, "Application refused us, its jobs wait");
+        }
+        Outcome::HandlerUnavailable(text.into())
     }
 }
 
@@ -345,12 +391,11 @@ fn fixed_headers(url: &Url) -> Result<HeaderMap, HttpError> {
     Ok(headers)
 }
 
-/// `sha256=` and the hex of HMAC-SHA256 over the Unix time, a dot and the body: the time is signed too, so
-/// a recorded request cannot be replayed later.
-fn sign(key: &[u8], timestamp: i64, body: &[u8]) -> Result<String, String> {
+/// `sha256=` and the hex of HMAC-SHA256 over the Unix time, the path (with its query) and the body, with dots between:
+/// a recorded request can be replayed neither later nor elsewhere (a job's end as a job).
+fn sign(key: &[u8], timestamp: i64, path: &hyper::Uri, body: &[u8]) -> Result<String, String> {
     let mut mac = Hmac::<Sha256>::new_from_slice(key).map_err(|error| format!("hmac_key_file: {error}"))?;
-    mac.update(timestamp.to_string().as_bytes());
-    mac.update(b".");
+    mac.update(format!("{timestamp}.{path}.").as_bytes());
     mac.update(body);
     let mut signature = String::from("sha256=");
     for byte in mac.finalize().into_bytes() {

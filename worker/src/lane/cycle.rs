@@ -1,24 +1,23 @@
 //! The cycle: says what finished, hears what is new. Decisions are made here, one script carries them out.
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bytes::Bytes;
 use jobqueue::breaker;
 use jobqueue::effects::{Decision, Verdict};
 use jobqueue::fetch;
-use jobqueue::job::{Fields, Job};
 use jobqueue::outcome::Outcome;
-use jobqueue::protocol::Interruption;
 use jobqueue::protocol::files::COMPLETED_ENTRY_MAX;
+use jobqueue::protocol::{Interruption, returned};
 use jobqueue::store::{Cycle, Cycled, PAGE_BYTES, QueueAsk, Returned, Settlement, Status, digest};
 
-use super::held::{Held, Phase, Planned, given, millis, oldest_job, one_of};
+use super::held::{Held, Phase, Planned, forget, given, millis, oldest_job, one_of};
 use super::parked::State;
-use super::{End, LAST_WORDS, Lane, TICK};
+use super::{End, Lane, TICK};
 use crate::failpoint;
 use crate::health::Dependency;
-use crate::slots::Permit;
+use crate::slots::{self, Permit};
 
 /// What a cycle brought.
 #[derive(Debug, Default, Clone, Copy)]
@@ -68,30 +67,45 @@ impl Lane {
         permits.extend(self.settled(&plan, &cycled));
         let got = self.reserved(&cycled, permits, &claimed);
         // Who was paused has not asked yet, and must before it parks: parked fetches know no priority.
-        self.hungry = self.may_reserve() && (resumed || got.is_all_that_fits(room));
+        // Nor has who had no room.
+        let unasked = resumed || room == 0 && self.hungry;
+        self.hungry = self.may_reserve() && (unasked || got.is_all_that_fits(room));
         if self.hungry && self.shared.slots.free() > 0 {
             self.shared.wake.notify_waiters();
         }
         // The record says now that it runs alone.
         if !cycle.alone.is_empty()
             && let Some((queue, at)) = self.alone.and_then(|key| self.find(key))
-            && let Phase::Admitted(job) = &self.held[queue][at].phase
         {
-            let job = Arc::clone(job);
-            self.start(queue, at, job);
+            self.begin(queue, at);
         }
         let oldest = self.held.iter().flatten().min_by_key(|held| held.key);
         self.beat.set_oldest(oldest.map(oldest_job).unwrap_or_default());
         Ok(())
     }
 
+    /// How many settlements the next call carries: what it says is bounded by bytes as its answer is. One always goes.
+    fn due(&self) -> usize {
+        let apart = self.shared.protocol.records().is_some();
+        let mut bytes = 0;
+        let fits = |held: &&Held| {
+            let first = bytes == 0;
+            bytes += held.weight(apart);
+            first || bytes <= PAGE_BYTES
+        };
+        self.held.iter().flatten().filter(|held| held.is_settleable()).take_while(fits).count()
+    }
+
     /// What to say: decisions are made here, and carried out by one script.
     pub(super) fn plan(&mut self, free: usize) -> (Cycle, Vec<Planned>, Vec<bool>) {
         let now = Instant::now();
         let now_ms = self.session.now_ms();
+        // In the order in which the script adopts them: the queue's first, then its suspects'.
+        self.held.iter_mut().for_each(|held| held.sort_by_key(|held| held.adopting));
+        let mut due = self.due();
         // A slot whose job is settled by this call is free for the next in the same call.
         let room = if self.may_reserve() && !self.shared.slots.is_awaited() {
-            free + self.held.iter().flatten().filter(|held| held.is_settleable()).count()
+            free + slots::again(due, self.held_count(), free, self.shared.settings.share)
         } else {
             free
         };
@@ -104,8 +118,6 @@ impl Lane {
             cycle.quiet.clone_from(&self.quiet);
         }
         for queue in 0..self.held.len() {
-            // In the order in which the script adopts them: the queue's first, then its suspects'.
-            self.held[queue].sort_by_key(|held| held.adopting);
             let keys = self.session.keys.queues[queue].clone();
             let mut ask = QueueAsk { expected: self.held[queue].len(), ..QueueAsk::default() };
             let mut breaker = self.shared.breaker(queue);
@@ -127,9 +139,10 @@ impl Lane {
             claimed.push(probes);
             let (mut others, mut last_done) = (0, 0);
             for (position, held) in self.held[queue].iter_mut().enumerate() {
-                if !held.is_settleable() {
+                if due == 0 || !held.is_settleable() {
                     continue;
                 }
+                due -= 1;
                 // What was refused is said again, but its time was counted the first time.
                 let first = held.refused.take().is_none();
                 // Only what is put into a sorted set needs a name of its own there.
@@ -137,23 +150,34 @@ impl Lane {
                     Phase::Finished(_, Outcome::Done, _) => String::new(),
                     _ => format!("{}-{}-{}", self.handle.id, cycle.seq, held.key),
                 };
+                let protocol = &self.shared.protocol;
                 let decision = match &held.phase {
                     Phase::Finished(job, outcome, took) => {
                         cycle.busy_ms += if first { millis(*took) } else { 0 };
                         if let Outcome::HandlerDied(why) = outcome {
                             let how = Interruption::of_handler(why, self.alone == Some(held.key));
-                            self.shared.protocol.interrupted(&held.raw, &keys, how, now_ms)
+                            match protocol.records() {
+                                Some(records) => {
+                                    records.interrupted(job, &self.handle.id, &keys, how, now_ms)
+                                }
+                                None => protocol.interrupted(&held.raw, &keys, how, now_ms),
+                            }
                         } else {
-                            self.shared.protocol.settle(job, outcome, &keys, now_ms, &unique)
+                            protocol.settle(job, outcome, &keys, now_ms, &unique)
                         }
                     }
-                    Phase::Rejected(why) => self.shared.protocol.reject(&held.raw, why, &keys, now_ms),
-                    Phase::Waiting(..) | Phase::Admitted(_) | Phase::Running(..) => continue,
+                    Phase::Rejected(why) => protocol.reject(&held.raw, why, &keys, now_ms),
+                    Phase::Decided(decision) => decision.clone(),
+                    Phase::Closed
+                    | Phase::Waiting(..)
+                    | Phase::Admitted(_)
+                    | Phase::Running(..)
+                    | Phase::Outdated(..) => continue,
                 };
                 let Decision { verdict, effects } = decision;
                 let planned = Planned { queue, key: held.key, verdict };
                 let large = held.raw.len() > COMPLETED_ENTRY_MAX;
-                if verdict == Verdict::Done && !large {
+                if verdict == Verdict::Done && effects.is_empty() && !large {
                     ask.done.push(held.raw.clone());
                     done.push(planned);
                     last_done = position + 1;
@@ -201,7 +225,8 @@ impl Lane {
                     self.shared.metrics.redis_answers(false);
                     self.shared.readiness.dependency("redis", Dependency::Down);
                     tracing::warn!(worker_id = self.handle.id, error = %error, "Could not settle, trying again");
-                    if self.deadline.is_some_and(|deadline| deadline + LAST_WORDS < Instant::now()) {
+                    self.drain_if_asked();
+                    if self.is_out_of_time() {
                         return Err(End::GaveUp);
                     }
                     let wait = if error.is_transient() { self.session.backoff() } else { TICK };
@@ -240,7 +265,7 @@ impl Lane {
             };
             match status {
                 Status::Settled => {
-                    let mut held = self.held[planned.queue].remove(at);
+                    let mut held = forget(&mut self.held[planned.queue], at);
                     self.report(&held, planned);
                     self.dropped(planned.queue, &held);
                     permits.extend(held.permit.take());
@@ -252,6 +277,12 @@ impl Lane {
                     self.dropped(planned.queue, &held);
                 }
                 Status::Refused => self.held[planned.queue][at].refused = Some(Instant::now()),
+                Status::Changed => {
+                    let held = &mut self.held[planned.queue][at];
+                    if let Phase::Finished(job, outcome, _) = &held.phase {
+                        held.phase = Phase::Outdated(Arc::clone(job), outcome.clone());
+                    }
+                }
             }
         }
         for refusal in &cycled.refusals {
@@ -279,6 +310,8 @@ impl Lane {
         }
         match planned.verdict {
             Verdict::Done | Verdict::Discarded => metrics.jobs_completed(1),
+            // Counted as failed when it ended.
+            Verdict::GivenUp => {}
             Verdict::Retried => metrics.jobs_retried(1),
             Verdict::Dead(reason) => {
                 if let Phase::Rejected(_) = held.phase {
@@ -297,6 +330,7 @@ impl Lane {
             }
             Verdict::Released => metrics.jobs_released(1),
             Verdict::Suspected => metrics.jobs_interrupted(1),
+            Verdict::Dropped => metrics.jobs_dropped(1),
         }
     }
 
@@ -339,14 +373,15 @@ impl Lane {
         let key = self.next_key;
         self.next_key += 1;
         self.shared.metrics.jobs_in_flight_changed(1);
-        let job = Arc::new(Job { raw: raw.clone(), fields: Fields::default() });
-        let phase = Phase::Finished(job, Outcome::Released, Duration::ZERO);
+        let (keys, side) = (&self.session.keys.queues[queue], self.shared.protocol.consuming_side());
+        let phase = Phase::Decided(returned(raw.clone(), keys, side));
         let held = Held {
             key,
             raw,
             reserved: Instant::now(),
             phase,
             permit: None,
+            admitted: false,
             probe: false,
             refused: None,
             adopting: None,

@@ -3,6 +3,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use jobqueue::outcome::Outcome;
+use jobqueue::protocol::returned;
 use tokio::task::JoinHandle;
 
 use super::held::Phase;
@@ -14,12 +15,21 @@ use crate::failpoint;
 const STOPPING: Duration = Duration::from_secs(1);
 
 impl Lane {
-    pub(super) fn drain(&mut self) {
-        if self.deadline.is_some() {
-            return;
+    /// From the first time that a shutdown is requested on, time runs.
+    pub(super) fn drain_if_asked(&mut self) {
+        if self.deadline.is_none() && self.shutdown.is_requested() {
+            self.deadline = Some(Instant::now() + self.shared.settings.drain_timeout);
         }
-        self.deadline = Some(Instant::now() + self.shared.settings.drain_timeout);
-        for held in self.held.iter_mut().flatten() {
+    }
+
+    /// Whoever is asked to stop starts nothing more: what has not begun goes back.
+    pub(super) fn give_back_unstarted(&mut self) {
+        let side = self.shared.protocol.consuming_side();
+        let queues = self.session.keys.queues.iter();
+        for (queue, held) in queues
+            .zip(&mut self.held)
+            .flat_map(|(queue, held)| held.iter_mut().map(move |held| (queue, held)))
+        {
             match &held.phase {
                 Phase::Waiting(job, task) => {
                     task.abort();
@@ -28,13 +38,24 @@ impl Lane {
                 Phase::Admitted(job) => {
                     held.phase = Phase::Finished(Arc::clone(job), Outcome::Released, Duration::ZERO);
                 }
-                Phase::Running(..) | Phase::Finished(..) | Phase::Rejected(_) => {}
+                // Not started: it goes back as it is.
+                Phase::Closed => held.phase = Phase::Decided(returned(held.raw.clone(), queue, side)),
+                Phase::Running(..)
+                | Phase::Finished(..)
+                | Phase::Outdated(..)
+                | Phase::Rejected(_)
+                | Phase::Decided(_) => {}
             }
         }
     }
 
     pub(super) fn past_deadline(&self) -> bool {
         self.deadline.is_some_and(|deadline| Instant::now() >= deadline)
+    }
+
+    /// So long after the deadline the rest is left to a reaper.
+    pub(super) fn is_out_of_time(&self) -> bool {
+        self.deadline.is_some_and(|deadline| deadline + LAST_WORDS < Instant::now())
     }
 
     /// What still runs is stopped first, then given back: it must not run in two places.
@@ -67,12 +88,22 @@ impl Lane {
             && self.parks.iter().all(|park| park.state == State::Idle)
     }
 
+    /// Past the deadline nobody waits for what Redis does not take (a key of the wrong type, denied, ...), nor for ever
+    /// for anything else: a lane that is closed while it holds jobs leaves them to the reaper, uncounted.
+    pub(super) fn has_waited_enough(&self) -> bool {
+        let only_refused =
+            || self.holds_anything() && self.held.iter().flatten().all(|held| held.refused.is_some());
+        self.is_out_of_time() || self.past_deadline() && only_refused()
+    }
+
     pub(super) async fn close(&mut self) -> End {
         failpoint::hit("before-close");
-        let cut_off = self.parks.iter().any(Park::may_still_deliver);
+        let may_deliver = |park: &Park| park.state == State::Waiting || park.may_still_deliver();
+        let cut_off = self.parks.iter().any(may_deliver);
         let patience = Instant::now() + LAST_WORDS;
         loop {
             match self.session.close(&self.handle, cut_off).await {
+                Ok(_) if self.holds_anything() => return End::GaveUp,
                 Ok(_) => return End::Drained,
                 Err(error) if !error.is_transient() || Instant::now() > patience => return End::GaveUp,
                 Err(_) => tokio::time::sleep(self.session.backoff()).await,

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use jobqueue::effects::Verdict;
+use jobqueue::effects::{Decision, Effect, Verdict};
 use jobqueue::job::{Fields, Job, NotAJob};
 use jobqueue::outcome::Outcome;
 use jobqueue::protocol::files::COMPLETED_ENTRY_MAX;
@@ -20,6 +20,8 @@ pub(super) struct Held {
     pub(super) phase: Phase,
     /// Kept until the job is settled, not only finished: whoever has all slots is alone in the lists too.
     pub(super) permit: Option<Permit>,
+    /// It has as many slots as it needs, and has waited for them if they are more than one.
+    pub(super) admitted: bool,
     /// The job that tells whether a half-open breaker closes.
     pub(super) probe: bool,
     pub(super) refused: Option<Instant>,
@@ -29,6 +31,8 @@ pub(super) struct Held {
 
 /// How far it has come.
 pub(super) enum Phase {
+    /// The list only names it: it has to be opened, that is read and marked as started.
+    Closed,
     /// A suspect waits for its slots.
     Waiting(Arc<Job>, JoinHandle<()>),
     /// It has its slots; one that is to run alone starts once its record says so.
@@ -37,6 +41,10 @@ pub(super) enum Phase {
     Running(Arc<Job>, JoinHandle<()>),
     /// The handler has answered: the next cycle settles it.
     Finished(Arc<Job>, Outcome, Duration),
+    /// The same, and somebody changed the job meanwhile: it has to be read again first.
+    Outdated(Arc<Job>, Outcome),
+    /// It was not run, and what becomes of it is decided: the next cycle carries it out.
+    Decided(Decision),
     /// It is not a job: the next cycle buries it.
     Rejected(NotAJob),
 }
@@ -51,8 +59,31 @@ pub(super) struct Planned {
 impl Held {
     /// The next cycle can say what becomes of it; what was refused is said again after a while.
     pub(super) fn is_settleable(&self) -> bool {
-        matches!(self.phase, Phase::Finished(..) | Phase::Rejected(_))
-            && self.refused.is_none_or(|at| at.elapsed() >= TICK)
+        matches!(self.phase, Phase::Finished(..) | Phase::Rejected(_) | Phase::Decided(_))
+            && self.is_not_refused()
+    }
+
+    /// It has to be read before anything can become of it.
+    pub(super) fn is_to_be_opened(&self) -> bool {
+        matches!(self.phase, Phase::Closed | Phase::Outdated(..)) && self.is_not_refused()
+    }
+
+    fn is_not_refused(&self) -> bool {
+        self.refused.is_none_or(|at| at.elapsed() >= TICK)
+    }
+
+    /// About how many bytes it takes to say what becomes of it. A job that stands apart from its list is said twice, as
+    /// it was and as it becomes; of others the list's own bytes are enough.
+    pub(super) fn weight(&self, apart: bool) -> usize {
+        let more = match &self.phase {
+            Phase::Finished(job, outcome, _) if apart => {
+                let result = if let Outcome::DoneWith(result) = outcome { result.len() } else { 0 };
+                2 * job.raw.len() + result
+            }
+            Phase::Decided(decision) => decision.effects.iter().map(Effect::size).sum(),
+            _ => 0,
+        };
+        self.raw.len() + more
     }
 
     /// What we read of it; nothing when it is not a job.
@@ -61,10 +92,24 @@ impl Held {
             Phase::Waiting(job, _)
             | Phase::Admitted(job)
             | Phase::Running(job, _)
-            | Phase::Finished(job, ..) => Some(&job.fields),
-            Phase::Rejected(_) => None,
+            | Phase::Finished(job, ..)
+            | Phase::Outdated(job, _) => Some(&job.fields),
+            Phase::Closed | Phase::Rejected(_) | Phase::Decided(_) => None,
         }
     }
+}
+
+/// Forgets a settled job as Redis does, so that both keep one order: large jobs go by their place, of all others the
+/// first of equal bytes. Which of several equal jobs stands where means nothing to Redis, so they may change places.
+pub(super) fn forget(held: &mut Vec<Held>, at: usize) -> Held {
+    let raw = &held[at].raw;
+    let first = if raw.len() > COMPLETED_ENTRY_MAX {
+        at
+    } else {
+        held[..at].iter().position(|earlier| earlier.raw == *raw).unwrap_or(at)
+    };
+    held.swap(first, at);
+    held.remove(first)
 }
 
 /// One slot of those at hand.
@@ -96,4 +141,52 @@ pub(super) fn given(text: &str) -> Option<&str> {
 /// For logs and counters.
 pub(super) fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn held(key: u64, raw: Bytes) -> Held {
+        let job = Arc::new(Job { raw: raw.clone(), fields: Fields::default() });
+        let phase = Phase::Finished(job, Outcome::Done, Duration::ZERO);
+        let reserved = Instant::now();
+        Held {
+            key,
+            raw,
+            reserved,
+            phase,
+            permit: None,
+            admitted: false,
+            probe: false,
+            refused: None,
+            adopting: None,
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn jobs_of_equal_bytes_leave_in_any_order_and_the_lane_still_knows_what_stands_where(
+            jobs in proptest::collection::vec(0..3u8, 1..12),
+            order in proptest::collection::vec(any::<proptest::sample::Index>(), 1..12),
+        ) {
+            let raw = |job: &u8| Bytes::from(vec![b'a' + job; 4]);
+            let mut ours: Vec<_> = jobs.iter().zip(0..).map(|(job, key)| held(key, raw(job))).collect();
+            let mut redis: Vec<_> = jobs.iter().map(raw).collect();
+            for next in order {
+                if ours.is_empty() {
+                    break;
+                }
+                let at = next.index(ours.len());
+                let (key, raw) = (ours[at].key, ours[at].raw.clone());
+                prop_assert_eq!(forget(&mut ours, at).key, key);
+                // LREM key 1 raw.
+                redis.remove(redis.iter().position(|entry| *entry == raw).unwrap());
+                let known: Vec<_> = ours.iter().map(|held| held.raw.clone()).collect();
+                prop_assert_eq!(&known, &redis);
+            }
+        }
+    }
 }

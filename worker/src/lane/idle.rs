@@ -34,7 +34,7 @@ impl Lane {
     }
 
     pub(super) fn may_park(&self) -> bool {
-        !self.parks.is_empty() && self.may_reserve() && self.shared.slots.free() > 0
+        !self.parks.is_empty() && self.may_reserve() && self.room() > 0
     }
 
     /// Idle: wait in Redis for the next job of every queue.
@@ -54,7 +54,7 @@ impl Lane {
     /// The connection of a fetch that waits for a job which nobody would run.
     pub(super) fn unwelcome(&self, park: &Park) -> Option<i64> {
         let client = park.waiting_client()?;
-        let welcome = self.may_reserve() && self.shared.slots.free() > 0 && self.serves(park.queue);
+        let welcome = self.may_reserve() && self.room() > 0 && self.serves(park.queue);
         (!welcome).then_some(client)
     }
 

@@ -1,20 +1,31 @@
-//! `--role=admin`: look at queues and repair them. One connection a shard, no retries: a person waits.
+//! `--role=admin`: look at queues and repair them. One connection a shard, no retries: a person waits. What is printed is
+//! the contract of docs/admin.md.
+mod dlq;
+mod doctor;
+mod drain;
+mod enqueue;
+mod interrupt;
+mod job;
 mod peek;
-mod requeue;
+mod places;
+mod progress;
 mod stats;
 mod table;
 
 use std::io::{self, Write as _};
 use std::process::ExitCode;
 
-use jobqueue::config::Config;
+use jobqueue::config::{Config, Protocol as Format};
 use jobqueue::connect::ConnectError;
 use jobqueue::engine::Engine;
 use jobqueue::layout::{self, LayoutError};
+use jobqueue::protocol::sidekiq::names::Names;
 use jobqueue::store::{Session, StoreError};
+use serde_json::Value;
 
-use crate::cli::{Command, Format, Output, Purge};
-use crate::shutdown::{Shutdown, shutdown};
+use crate::cli::{self, Command, Common, Dlq};
+use crate::shutdown::Shutdown;
+use interrupt::Reader;
 
 /// The command line asks for something that does not exist, or for more care.
 const EXIT_USAGE: u8 = 2;
@@ -43,41 +54,65 @@ enum End {
     Interrupted,
 }
 
-/// What every command needs: the policy, and a conversation with each shard.
-struct Admin {
+/// What every command needs: the policy, a conversation with each shard, and whether to stop.
+struct Admin<'a> {
+    config: &'a Config,
     engine: Engine,
     shards: Vec<Session>,
+    stop: Shutdown,
+    /// What the other end says on stdin, where that matters.
+    reader: Option<Reader>,
+}
+
+impl Admin<'_> {
+    /// Queues and dead letters are Sidekiq's own.
+    fn is_sidekiq(&self) -> bool {
+        self.config.protocol == Format::Sidekiq
+    }
+
+    /// What Sidekiq calls its keys, where they are its own.
+    fn names(&self) -> Option<Names> {
+        self.is_sidekiq().then(|| Names::new(&self.config.sidekiq.namespace))
+    }
 }
 
 /// Runs one command.
 pub async fn run(config: &Config, command: Command) -> anyhow::Result<ExitCode> {
     let mut engine = Engine::new(config);
-    if engine.shards[0].queues_are_foreign()
-        && let Some(what) = of_dead_letters(&command)
-    {
-        return Ok(failed(&AdminError::Usage(format!(
-            "{what}: with protocol sidekiq dead jobs are Sidekiq's own, nothing was touched: use the page Dead of \
-             Sidekiq's web interface, or Sidekiq::DeadSet"
-        ))));
-    }
-    if !matches!(command, Command::Config(_) | Command::Completion { .. }) {
-        // What an earlier layout left behind has jobs and dead letters too.
-        match layout::leftovers(&engine).await {
-            Ok(leftovers) => engine.shards.extend(leftovers),
-            Err(error) => return Ok(failed(&error.into())),
-        }
+    let (stop, reader) = match interrupt::listen(listens_to_stdin(&command)) {
+        Ok(listening) => listening,
+        Err(error) => return Ok(failed(&AdminError::Failed(format!("cannot listen for signals: {error}")))),
+    };
+    // What an earlier layout left behind has jobs and dead letters too.
+    match layout::leftovers(&engine).await {
+        Ok(leftovers) => engine.shards.extend(leftovers),
+        Err(error) => return Ok(failed(&error.into())),
     }
     let shards = engine.shards.iter().map(|keys| engine.session(keys)).collect();
-    let mut admin = Admin { engine, shards };
+    let mut admin = Admin { config, engine, shards, stop, reader };
     let end = match command {
-        Command::Stats(output) => stats::run(&mut admin, output).await,
+        Command::Stats(stats) => stats::run(&mut admin, &stats).await,
         Command::Peek(peek) => peek::run(&mut admin, &peek).await,
-        Command::PurgeDlq(purge) => purge_dlq(&mut admin, &purge).await,
-        Command::RequeueDlq(requeue) => requeue::run(&mut admin, &requeue, on_interrupt()?).await,
-        Command::Pause(output) => pause(&mut admin, output, true).await,
-        Command::Resume(output) => pause(&mut admin, output, false).await,
+        Command::Job(wanted) => job::run(&mut admin, &wanted).await,
+        Command::Enqueue(enqueue) => enqueue::run(&mut admin, &enqueue).await,
+        Command::Dlq(Dlq::List(list)) => dlq::list::run(&mut admin, &list).await,
+        Command::Dlq(Dlq::Show(show)) => dlq::list::show(&mut admin, &show).await,
+        Command::Dlq(Dlq::Requeue(requeue)) | Command::RequeueDlq(requeue) => {
+            dlq::requeue::run(&mut admin, &requeue).await
+        }
+        Command::Dlq(Dlq::Purge(purge)) => dlq::purge::run(&mut admin, &purge).await,
+        Command::PurgeDlq(mut purge) => {
+            purge.no_archive |= purge.archive.is_none() && !purge.acknowledged;
+            dlq::purge::run(&mut admin, &purge).await
+        }
+        Command::Pause(common) => pause(&mut admin, common, true).await,
+        Command::Resume(common) => pause(&mut admin, common, false).await,
+        Command::Drain(wanted) => drain::run(&mut admin, &wanted).await,
+        Command::Doctor(doctor) => doctor::run(&mut admin, &doctor).await,
         // Answered before a role is chosen: they need no Redis.
-        Command::Config(_) | Command::Completion { .. } | Command::Install { .. } => Ok(End::Done),
+        Command::Config(_) | Command::Completion { .. } | Command::Install { .. } | Command::Wait => {
+            Ok(End::Done)
+        }
     };
     Ok(match end {
         Ok(End::Done) => ExitCode::SUCCESS,
@@ -87,19 +122,33 @@ pub async fn run(config: &Config, command: Command) -> anyhow::Result<ExitCode> 
     })
 }
 
-/// Commands about lists that a protocol whose queues are another program's does not have.
-fn of_dead_letters(command: &Command) -> Option<&'static str> {
+/// Whether the end of stdin ends this command. Not where stdin is what it reads.
+fn listens_to_stdin(command: &Command) -> bool {
     match command {
-        Command::PurgeDlq(_) => Some("purge-dlq"),
-        Command::RequeueDlq(_) => Some("requeue-dlq"),
-        Command::Peek(peek) if peek.queue == "dead" => Some("peek --queue dead"),
-        Command::Peek(peek) if peek.queue == "completed" => Some("peek --queue completed"),
-        _ => None,
+        Command::Enqueue(enqueue) if enqueue::reads_stdin(enqueue) => false,
+        Command::Enqueue(cli::Enqueue { common, .. })
+        | Command::Stats(cli::Stats { common, .. })
+        | Command::Peek(cli::Peek { common, .. })
+        | Command::Job(cli::FindJob { common, .. })
+        | Command::Dlq(
+            Dlq::List(cli::DlqList { common, .. })
+            | Dlq::Show(cli::DlqShow { common, .. })
+            | Dlq::Requeue(cli::Requeue { common, .. }),
+        )
+        | Command::RequeueDlq(cli::Requeue { common, .. })
+        | Command::Pause(common)
+        | Command::Resume(common)
+        | Command::Drain(cli::Drain { common, .. })
+        | Command::Doctor(cli::Doctor { common, .. }) => common.until_stdin_closes,
+        Command::Dlq(Dlq::Purge(purge)) | Command::PurgeDlq(purge) => {
+            purge.common.until_stdin_closes || purge.acknowledged
+        }
+        Command::Config(_) | Command::Completion { .. } | Command::Install { .. } | Command::Wait => false,
     }
 }
 
 fn failed(error: &AdminError) -> ExitCode {
-    eprintln!("Error: {error}");
+    eprintln!("Error: {}", table::whole(&error.to_string()));
     if matches!(error, AdminError::Usage(_)) { ExitCode::from(EXIT_USAGE) } else { ExitCode::FAILURE }
 }
 
@@ -112,31 +161,7 @@ impl From<LayoutError> for AdminError {
     }
 }
 
-async fn purge_dlq(admin: &mut Admin, purge: &Purge) -> Result<End, AdminError> {
-    if !purge.yes {
-        let mut letters = 0;
-        for session in &mut admin.shards {
-            letters +=
-                session.page(&session.keys.dead_letters(), jobqueue::store::PageKind::Head, 0).await?.length;
-        }
-        return Err(AdminError::Usage(format!(
-            "purge-dlq would delete {letters} dead letters for ever, nothing was deleted: add --yes to do it, \
-             or look at them with: worker peek --queue dead"
-        )));
-    }
-    let mut deleted = 0;
-    for session in &mut admin.shards {
-        deleted += session.purge(&session.keys.dead_letters()).await?;
-    }
-    answer(
-        purge.output,
-        || format!("Deleted {deleted} dead letters\n"),
-        || serde_json::json!({ "deleted": deleted }),
-    )?;
-    Ok(End::Done)
-}
-
-async fn pause(admin: &mut Admin, output: Output, paused: bool) -> Result<End, AdminError> {
+async fn pause(admin: &mut Admin<'_>, common: Common, paused: bool) -> Result<End, AdminError> {
     for session in &mut admin.shards {
         let key = session.keys.paused();
         if paused {
@@ -150,24 +175,31 @@ async fn pause(admin: &mut Admin, output: Output, paused: bool) -> Result<End, A
     } else {
         "Resumed: workers take jobs again\n"
     };
-    answer(output, || said.to_owned(), || serde_json::json!({ "paused": paused }))?;
+    answer(common, || said.to_owned(), || serde_json::json!({ "paused": paused }))?;
     Ok(End::Done)
 }
 
 /// Prints an answer; whoever closed the pipe (`| head`) has seen enough.
 fn answer(
-    output: Output,
+    common: Common,
     text: impl FnOnce() -> String,
-    json: impl FnOnce() -> serde_json::Value,
+    value: impl FnOnce() -> Value,
 ) -> Result<(), AdminError> {
-    let text = match output.output {
-        Format::Table => text(),
-        Format::Json => table::json(&json()),
+    let text = match common.output {
+        cli::Format::Table => text(),
+        cli::Format::Json => table::json(&value()),
+        cli::Format::Yaml => table::yaml(&value()),
     };
+    print(&text).map(drop)
+}
+
+/// Prints; `false` when nobody reads any more.
+fn print(text: &str) -> Result<bool, AdminError> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
-        _ => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(error.into()),
+        Ok(()) => Ok(true),
     }
 }
 
@@ -183,26 +215,6 @@ fn advice(error: &StoreError) -> String {
     };
     let separator = if advice.is_empty() { "" } else { "; " };
     format!("{error}{separator}{advice}").replace(['\r', '\n'], " ")
-}
-
-/// Ctrl-C and SIGTERM ask to stop after the current step; a second one ends the process at once.
-fn on_interrupt() -> io::Result<Shutdown> {
-    use tokio::signal::unix::{SignalKind, signal};
-    let (stopper, stopping) = shutdown();
-    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
-    tokio::spawn(async move {
-        for again in [false, true] {
-            tokio::select! {
-                _ = interrupt.recv() => {}
-                _ = terminate.recv() => {}
-            }
-            if again {
-                std::process::exit(i32::from(EXIT_INTERRUPTED));
-            }
-            stopper.stop();
-        }
-    });
-    Ok(stopping)
 }
 
 #[cfg(test)]

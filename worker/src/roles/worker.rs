@@ -7,15 +7,18 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use jobqueue::breaker::Breaker;
-use jobqueue::config::{Config, HandlerKind, Protocol};
+use jobqueue::config::{self, Config, HandlerKind, Protocol, TypeHandler};
 use jobqueue::engine::{Engine, breaker_settings};
 use jobqueue::keys::Keys;
+use jobqueue::reaper::RESTARTED;
 use jobqueue::store::{Fenced, Registration};
 use tokio::task::JoinSet;
 
 use super::{check_redis, write_layout};
 use crate::coroner::Coroner;
-use crate::handler::{Command, CommandSettings, Handler, Http, HttpSettings, Simulate, SimulateSettings};
+use crate::handler::{
+    ByType, Command, CommandSettings, Handler, Http, HttpSettings, Simulate, SimulateSettings,
+};
 use crate::health::{FIRST_LANE, Readiness};
 use crate::heartbeat;
 use crate::lane::{End, Lane};
@@ -107,7 +110,12 @@ pub async fn run_with(
     }
     if shared.presence.is_some() {
         let session = engine.session(&engine.shards[0]);
-        background.spawn(presence::run(Arc::clone(&shared), session, closed.clone()));
+        background.spawn(presence::run(
+            Arc::clone(&shared),
+            session,
+            shutdown_request.clone(),
+            closed.clone(),
+        ));
     }
     background.spawn(upkeep::export_gauges(
         engine.clone(),
@@ -164,7 +172,7 @@ fn share(
     };
     let now = Instant::now();
     // Only Kubernetes knows why an app beside us died, and only the operator can tell.
-    let beside = !worker.pod_uid.is_empty() && matches!(handler, Handler::Http(_));
+    let beside = !worker.pod_uid.is_empty() && handler.posts();
     let coroner =
         beside.then(|| Coroner::new(engine.session(&engine.shards[0]), registration.control.clone()));
     around.metrics.worker_slots(worker.count as usize);
@@ -184,7 +192,13 @@ fn share(
             ttl: engine.ttl,
             park_timeout: worker.brpoplpush_timeout.get(),
             completed_max: engine.completed_max,
-            capacity: (worker.count as usize).div_ceil(lanes).max(1),
+            share: (worker.count as usize).div_ceil(lanes).max(1),
+            // One for each other lane to wake up with, but most of them may go to a shard that alone has jobs. Where all
+            // lanes serve the same queues, nobody needs more than its share.
+            spare: match engine.shards.len() {
+                1 => usize::MAX,
+                _ => (lanes - 1).min(worker.count as usize / 4),
+            },
             drain_timeout: worker.drain_timeout.get(),
             weights: (worker.priorities.iter())
                 .filter_map(|name| worker.weights.get(name).copied().map(u32::from))
@@ -203,32 +217,63 @@ fn share(
 }
 
 fn handler(config: &Config) -> anyhow::Result<Handler> {
-    let handler = &config.worker.handler;
+    let settings = &config.worker.handler;
+    let by_type = &config.async_jobs.handlers;
+    if config.protocol == Protocol::Async && !by_type.is_empty() {
+        let handlers = by_type.iter().map(|(kind, handler)| {
+            let handler = match handler {
+                TypeHandler::Simulate(settings) => simulate(settings),
+                TypeHandler::Http(settings) => http(settings, config),
+                TypeHandler::Command(settings) => command(settings, config),
+            };
+            Ok((kind.clone(), handler.with_context(|| format!("async.handlers.{kind}"))?))
+        });
+        return Ok(Handler::ByType(ByType::new(handlers.collect::<anyhow::Result<_>>()?)));
+    }
+    match settings.kind {
+        HandlerKind::Simulate => simulate(&settings.simulate),
+        HandlerKind::Http => http(&settings.http, config),
+        HandlerKind::Command => command(&settings.command, config),
+    }
+}
+
+fn simulate(settings: &config::Simulate) -> anyhow::Result<Handler> {
+    Ok(Handler::Simulate(Simulate::new(&SimulateSettings {
+        base: settings.base.get(),
+        per_mib: settings.per_mib.get(),
+        fail_glob: settings.fail_glob.clone(),
+    })?))
+}
+
+fn http(settings: &config::Http, config: &Config) -> anyhow::Result<Handler> {
     let given = |text: &str| (!text.is_empty()).then(|| text.to_owned());
-    Ok(match handler.kind {
-        HandlerKind::Simulate => Handler::Simulate(Simulate::new(&SimulateSettings {
-            base: handler.simulate.base.get(),
-            per_mib: handler.simulate.per_mib.get(),
-            fail_glob: handler.simulate.fail_glob.clone(),
-        })?),
-        HandlerKind::Http => Handler::Http(Box::new(Http::new(&HttpSettings {
-            url: handler.http.url.expose().to_owned(),
-            unix_socket: given(&handler.http.unix_socket).map(Into::into),
-            path: handler.http.path.clone(),
-            timeout: handler.http.timeout.get(),
-            token_file: given(&handler.http.token_file).map(Into::into),
-            hmac_key_file: given(&handler.http.hmac_key_file).map(Into::into),
-            ca_file: given(&handler.http.ca_file).map(Into::into),
-            cert_file: given(&handler.http.cert_file).map(Into::into),
-            key_file: given(&handler.http.key_file).map(Into::into),
-            concurrency: config.worker.count as usize,
-        })?)),
-        HandlerKind::Command => Handler::Command(Command::new(&CommandSettings {
-            argv: handler.command.argv.clone(),
-            timeout: handler.command.timeout.get(),
-            ..CommandSettings::default()
-        })?),
-    })
+    Ok(Handler::Http(Box::new(Http::new(&HttpSettings {
+        url: settings.url.expose().to_owned(),
+        unix_socket: given(&settings.unix_socket).map(Into::into),
+        path: settings.path.clone(),
+        timeout: settings.timeout.get(),
+        token_file: given(&settings.token_file).map(Into::into),
+        hmac_key_file: given(&settings.hmac_key_file).map(Into::into),
+        ca_file: given(&settings.ca_file).map(Into::into),
+        cert_file: given(&settings.cert_file).map(Into::into),
+        key_file: given(&settings.key_file).map(Into::into),
+        concurrency: config.worker.count as usize,
+        keeps_result: keeps_results(config),
+    })?)))
+}
+
+fn command(settings: &config::Command, config: &Config) -> anyhow::Result<Handler> {
+    Ok(Handler::Command(Command::new(&CommandSettings {
+        argv: settings.argv.clone(),
+        timeout: settings.timeout.get(),
+        keeps_result: keeps_results(config),
+        ..CommandSettings::default()
+    })?))
+}
+
+/// Only a job over HTTP has a place for its result.
+fn keeps_results(config: &Config) -> bool {
+    config.protocol == Protocol::Async
 }
 
 /// A container restarted in place has the same pod: whatever its predecessor held is certainly free. Without a
@@ -239,29 +284,24 @@ async fn fence_predecessors(engine: &Engine, keys: &Keys, me: &Registration) -> 
     }
     let mut session = engine.session(keys);
     let fenced = session.persist(async |session| {
-        let mut fenced = 0;
-        let mut offset = 0;
+        let (mut fenced, mut cursor) = (0, "0".to_owned());
         loop {
-            let lanes = session.lanes(offset, 100).await?;
-            if lanes.is_empty() {
-                return Ok(fenced);
-            }
-            offset += lanes.len();
+            let (next, lanes) = session.scan_lanes(false, &cursor, 100).await?;
             for lane in lanes {
                 let Some(record) = session.lane(&lane).await? else { continue };
                 if record.pod_uid == me.pod_uid && record.started_ms < me.started_ms {
-                    fenced += usize::from(session.fence(&lane, true, "restarted").await? == Fenced::Fenced);
+                    fenced += usize::from(session.fence(&lane, true, RESTARTED).await? == Fenced::Fenced);
                 }
             }
+            if next == "0" {
+                return Ok(fenced);
+            }
+            cursor = next;
         }
     });
     let fenced = fenced.await?;
     if fenced > 0 {
-        tracing::warn!(
-            count = fenced,
-            reason = "restarted",
-            "Fenced the lanes of this pod's earlier process"
-        );
+        tracing::warn!(count = fenced, reason = RESTARTED, "Fenced the lanes of this pod's earlier process");
     }
     Ok(())
 }
@@ -280,10 +320,12 @@ async fn keep_open(
     loop {
         let parked = if parks { 2 * keys.queues.len() } else { 0 };
         let parks = (0..parked).map(|_| engine.session(&keys).with_reply_timeout(park_reply)).collect();
-        match Lane::open(Arc::clone(&shared), session, index, parks, Arc::clone(&beat)).await {
+        match Lane::open(Arc::clone(&shared), session, index, parks, Arc::clone(&beat), shutdown.clone())
+            .await
+        {
             Ok(lane) => {
                 shared.readiness.reached(FIRST_LANE);
-                let (end, used) = lane.run(shutdown.clone()).await;
+                let (end, used) = lane.run().await;
                 if end != End::Lost {
                     return end;
                 }

@@ -1,32 +1,14 @@
-//! `--role=admin`.
-use std::process::Output;
+//! `--role=admin`: looking at queues, and what is said when that cannot be.
+use std::io::{BufRead as _, BufReader};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use jobqueue::effects::Side;
-use jobqueue::store::{PageKind, Registration, Turn};
+use jobqueue::store::{PageKind, Registration};
 use serde_json::{Value, json};
 
-use crate::redis::{Redis, eventually};
-use crate::{DEAD, HIGH, LOW, run, said, signal, worker};
-
-fn answered(output: &Output) -> Value {
-    assert!(output.status.success(), "{}", said(&output.stderr));
-    serde_json::from_slice(&output.stdout).unwrap()
-}
-
-fn letter(id: &str, reason: &str, queue: &str) -> Vec<u8> {
-    let letter = json!({
-        "id": id, "priority": "low", "retries": 4, "error": "boom", "reason": reason,
-        "failed_at": "2026-01-01T00:00:00Z", "origin_queue": queue,
-    });
-    letter.to_string().into_bytes()
-}
-
-fn ids(entries: &[Bytes]) -> Vec<String> {
-    let id = |raw: &Bytes| serde_json::from_slice::<Value>(raw).unwrap()["id"].as_str().unwrap().to_owned();
-    entries.iter().map(id).collect()
-}
+use crate::redis::Redis;
+use crate::{DEAD, HIGH, LOW, answered, ids, letter, run, said, worker};
 
 #[tokio::test]
 async fn a_page_from_the_tail_has_every_entry_once() {
@@ -34,7 +16,7 @@ async fn a_page_from_the_tail_has_every_entry_once() {
     let mut session = redis.session();
     for length in [1, 9, 10, 11, 20, 95, 100, 110] {
         let entries: Vec<_> = (0..length).map(|i| format!("{i:03}").into_bytes()).collect();
-        session.purge("jobqueue:list").await.unwrap();
+        session.unlink("jobqueue:list").await.unwrap();
         redis.push("jobqueue:list", &entries).await;
         let page = session.page("jobqueue:list", PageKind::Tail, 100).await.unwrap();
         let expected: Vec<_> = entries.iter().take(100).map(|entry| Bytes::from(entry.clone())).collect();
@@ -63,10 +45,78 @@ async fn stats_count_what_waits_runs_and_is_dead() {
         (&json!(1), &json!(1), &json!(2))
     );
     assert_eq!(stats["paused"], true);
+    let process = &stats["processes"][0];
+    assert_eq!((&process["host"], &process["pid"]), (&json!("h"), &json!(1)));
+    assert_eq!(
+        (&process["lanes"], &process["in_flight"], &process["state"]),
+        (&json!(1), &json!(1), &json!("active"))
+    );
+    assert_eq!(stats["counters"]["done"], 0);
     assert!(run(&redis, &["resume"]).status.success());
     let table = said(&run(&redis, &["--role=admin", "stats"]).stdout);
     assert!(table.starts_with("QUEUE   WAITING   SUSPECTS"), "{table}");
-    assert!(table.trim_end().ends_with("no"), "{table}");
+    assert!(table.contains("PAUSED\n") && table.contains("h-1       active"), "{table}");
+    let yaml = said(&run(&redis, &["stats", "-o", "yaml"]).stdout);
+    assert!(yaml.contains("\ndead_letters: 2\n"), "{yaml}");
+}
+
+#[tokio::test]
+async fn stats_tell_a_quiet_process_from_one_that_is_gone() {
+    let redis = Redis::start();
+    let who = |process: &str| Registration {
+        process: process.into(),
+        pod_uid: format!("uid-{process}"),
+        ttl_ms: 60_000,
+        ..Registration::default()
+    };
+    let mut session = redis.session();
+    let told = session.register(&who("told-1")).await.unwrap();
+    let gone = session.register(&who("gone-1")).await.unwrap();
+    session.extend(&[(&told, &br#"{"id":"long"}"#[..])], 60_000, "high=open low=closed").await.unwrap();
+    session.quiet("uid-told-1", "7", Duration::from_secs(60)).await.unwrap();
+    session.unlink(&session.keys.heartbeat(&gone.id)).await.unwrap();
+    let stats = answered(&run(&redis, &["stats", "-o", "json"]));
+    let seen: Vec<_> =
+        stats["processes"].as_array().unwrap().iter().map(|process| &process["state"]).collect();
+    assert_eq!(seen, ["expired", "quiet"], "{stats}");
+    assert_eq!(stats["processes"][1]["oldest_job"], "long");
+    assert_eq!(
+        (&stats["queues"][0]["breaker"], &stats["queues"][1]["breaker"]),
+        (&json!("open"), &json!("closed"))
+    );
+    session.fence(&gone.id, false, "test").await.unwrap();
+    let stats = answered(&run(&redis, &["stats", "-o", "json"]));
+    assert_eq!((&stats["fenced"], &stats["processes"][0]["state"]), (&json!(1), &json!("fenced")));
+}
+
+#[tokio::test]
+async fn watched_stats_are_a_line_a_look_until_stdin_closes() {
+    let redis = Redis::start();
+    let mut command = worker(&redis, &["stats", "-w", "0.1", "-o", "json", "--until-stdin-closes"]);
+    let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
+    let stdin = child.stdin.take();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let look = |line: String| serde_json::from_str::<Value>(&line).unwrap();
+    let (first, second) = (look(lines.next().unwrap().unwrap()), look(lines.next().unwrap().unwrap()));
+    assert!(first["per_second"].is_null(), "{first}");
+    assert_eq!(second["per_second"], json!({"reserved": 0.0, "done": 0.0, "failed": 0.0}));
+    drop(stdin);
+    assert_eq!(child.wait().unwrap().code(), Some(130), "whoever asked is gone");
+    assert_eq!(run(&redis, &["stats", "-w", "0"]).status.code(), Some(2));
+}
+
+#[tokio::test]
+async fn what_is_delayed_can_be_peeked_at_over_all_shards() {
+    let redis = Redis::start();
+    let soon: &[&str] =
+        &["ZADD", "{jobqueue:1}:delayed:low", "99999999999999", r#"x-1|{"id":"later","retries":1}"#];
+    redis.command::<()>(soon);
+    redis.command::<()>(&["ZADD", "{jobqueue:0}:delayed:high", "5", r#"x-2|{"id":"due"}"#]);
+    let admin = |args: &[&str]| worker(&redis, args).env("WORKER_SHARDS", "2").output().unwrap();
+    let entries = answered(&admin(&["peek", "--queue", "delayed", "-o", "json"]));
+    assert_eq!(entries, json!([{"id": "due"}, {"id": "later", "retries": 1}]));
+    let table = said(&admin(&["peek", "--queue", "delayed"]).stdout);
+    assert!(table.contains("due in "), "{table}");
 }
 
 #[tokio::test]
@@ -126,109 +176,23 @@ async fn peek_shows_suspects_first_and_never_garbles_the_terminal() {
     );
     let unknown = run(&redis, &["peek", "--queue", "hgih"]);
     assert_eq!(unknown.status.code(), Some(2));
-    assert!(said(&unknown.stderr).contains("only high, low, dead and completed"));
-}
-
-#[tokio::test]
-async fn nothing_is_purged_without_yes() {
-    let redis = Redis::start();
-    redis.push(DEAD, &[letter("a", "oom", HIGH), letter("b", "oom", HIGH)]).await;
-    let refused = run(&redis, &["purge-dlq"]);
-    assert_eq!(refused.status.code(), Some(2));
-    assert!(said(&refused.stderr).contains("would delete 2 dead letters"));
-    assert_eq!(redis.all(DEAD).await.len(), 2);
-    assert_eq!(answered(&run(&redis, &["purge-dlq", "--yes", "-o", "json"])), json!({"deleted": 2}));
-    assert!(redis.all(DEAD).await.is_empty());
-}
-
-#[tokio::test]
-async fn requeued_jobs_go_home_as_new_and_the_others_keep_their_order() {
-    let redis = Redis::start();
-    let wrapped = json!({"raw": "/wA=", "raw_encoding": "base64", "reason": "oom", "origin_queue": HIGH});
-    let letters = [
-        letter("a", "oom", HIGH),
-        letter("b", "handler", LOW),
-        letter("c", "oom", "jobqueue:gone"),
-        wrapped.to_string().into(),
-        letter("d", "handler", HIGH),
-    ];
-    redis.push(DEAD, &letters).await;
-    let would = answered(&run(&redis, &["requeue-dlq", "--reason", "oom", "--dry-run", "-o", "json"]));
-    assert_eq!((&would["matched"], &would["requeued"]), (&json!(3), &json!(0)));
-    assert_eq!(redis.all(DEAD).await.len(), 5, "a dry run moves nothing");
-
-    let done = answered(&run(&redis, &["requeue-dlq", "--reason", "oom", "-o", "json"]));
-    assert_eq!((&done["requeued"], &done["by_queue"]), (&json!(3), &json!({"high": 2, "low": 1})));
-    assert_eq!(ids(&redis.all(DEAD).await), ["b", "d"]);
-    let high = redis.all(HIGH).await;
-    assert_eq!(high[1], Bytes::from_static(b"\xff\x00"));
-    let revived: Value = serde_json::from_slice(&high[0]).unwrap();
-    assert_eq!(revived, json!({"id": "a", "priority": "low", "retries": 0, "origin_queue": HIGH}));
-    assert_eq!(ids(&redis.all(LOW).await), ["c"], "its queue is gone: by priority");
-
-    let missing = run(&redis, &["requeue-dlq", "--id", "d", "--id", "nobody"]);
-    assert_eq!(missing.status.code(), Some(1));
-    assert!(said(&missing.stdout).contains("No dead letter has the id nobody"));
-    assert_eq!(ids(&redis.all(DEAD).await), ["b"]);
-    assert_eq!(run(&redis, &["requeue-dlq", "--reason", "weather"]).status.code(), Some(2));
-}
-
-#[tokio::test]
-async fn a_repeated_turn_loses_and_doubles_nothing_even_among_equal_letters() {
-    let redis = Redis::start();
-    let equal = letter("same", "oom", HIGH);
-    redis.push(DEAD, &vec![equal.clone(); 7]).await;
-    let mut session = redis.session();
-    let push = Turn::Push { key: HIGH.into(), side: Side::Left, bytes: Bytes::from_static(b"{}") };
-    let step: Vec<_> = (0..3).map(|_| (Bytes::from(equal.clone()), push.clone())).collect();
-    // The reply to the first is lost, so it is sent again; and a third time.
-    for _ in 0..3 {
-        session.turn(DEAD, &step).await.unwrap();
-        assert_eq!(redis.all(DEAD).await.len() + redis.all(HIGH).await.len(), 7);
-    }
-    assert_eq!(redis.all(HIGH).await.len(), 7);
-}
-
-#[tokio::test]
-async fn two_requeues_at_once_lose_and_double_nothing() {
-    let redis = Redis::start();
-    let reason = |i: u32| if i.is_multiple_of(2) { "oom" } else { "panic" };
-    let letters: Vec<_> = (0..3000).map(|i| letter(&i.to_string(), reason(i), HIGH)).collect();
-    redis.push(DEAD, &letters).await;
-    let both =
-        ["oom", "panic"].map(|reason| worker(&redis, &["requeue-dlq", "--reason", reason]).spawn().unwrap());
-    for requeue in both {
-        let output = requeue.wait_with_output().unwrap();
-        assert!(output.status.success(), "{}", said(&output.stderr));
-    }
-    assert!(run(&redis, &["requeue-dlq"]).status.success());
-    let high = redis.all(HIGH).await;
-    let mut all = ids(&high);
-    all.sort_unstable();
-    all.dedup();
-    assert_eq!((all.len(), high.len(), redis.all(DEAD).await.len()), (3000, 3000, 0));
-}
-
-#[tokio::test]
-async fn an_interrupted_requeue_says_how_far_it_got() {
-    let redis = Redis::start();
-    redis.push(DEAD, &(0..500).map(|i| letter(&i.to_string(), "oom", HIGH)).collect::<Vec<_>>()).await;
-    let child = worker(&redis, &["requeue-dlq", "--rate", "20", "-o", "json"]).spawn().unwrap();
-    eventually("some are requeued", async || !redis.all(HIGH).await.is_empty()).await;
-    signal(&child, "-INT");
-    let output = child.wait_with_output().unwrap();
-    assert_eq!(output.status.code(), Some(130));
-    let told: Value = serde_json::from_slice(&output.stdout).unwrap();
-    let requeued = redis.all(HIGH).await.len();
-    assert_eq!((&told["requeued"], &told["interrupted"]), (&json!(requeued), &json!(true)));
-    assert_eq!(requeued + redis.all(DEAD).await.len(), 500);
+    assert!(said(&unknown.stderr).contains("only high, low, delayed, dead and completed"));
 }
 
 #[tokio::test]
 async fn what_hinders_a_command_is_one_line_that_says_what_to_do() {
     let redis = Redis::start();
     redis.session().set(DEAD, "not a list").await.unwrap();
-    for args in [&["stats"][..], &["requeue-dlq"], &["purge-dlq", "--yes"], &["peek", "--queue", "dead"]] {
+    for args in [
+        &["stats"][..],
+        &["requeue-dlq"],
+        &["purge-dlq", "--yes"],
+        &["peek", "--queue", "dead"],
+        &["dlq", "list"],
+        &["dlq", "requeue"],
+        &["dlq", "show", "a"],
+        &["job", "a"],
+    ] {
         let output = run(&redis, args);
         let error = said(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{error}");
@@ -237,9 +201,11 @@ async fn what_hinders_a_command_is_one_line_that_says_what_to_do() {
     }
     let wrong = worker(&redis, &["stats"]).env("REDIS_PASSWORD", "wrong").output().unwrap();
     assert!(said(&wrong.stderr).contains("check redis.username and redis.password"));
-    let began = Instant::now();
-    let away = worker(&redis, &["stats"]).env("REDIS_ADDR", "127.0.0.1:1").output().unwrap();
-    assert_eq!(away.status.code(), Some(1));
-    assert!(said(&away.stderr).contains("cannot reach Redis at 127.0.0.1:1"), "{}", said(&away.stderr));
-    assert!(began.elapsed() < Duration::from_secs(6), "bounded by the dial timeout");
+    for verb in [&["stats"][..], &["doctor"], &["dlq", "requeue"], &["enqueue", "--arg", "a=b"], &["pause"]] {
+        let began = Instant::now();
+        let away = worker(&redis, verb).env("REDIS_ADDR", "127.0.0.1:1").output().unwrap();
+        assert_eq!(away.status.code(), Some(1));
+        assert!(said(&away.stderr).contains("cannot reach Redis at 127.0.0.1:1"), "{}", said(&away.stderr));
+        assert!(began.elapsed() < Duration::from_secs(6), "bounded by the dial timeout");
+    }
 }

@@ -45,6 +45,14 @@ impl Redis {
         engine.session(&engine.shards[0])
     }
 
+    /// Says one thing to it, as any client does.
+    pub fn command<T: redis::FromRedisValue>(&self, words: &[&str]) -> T {
+        let client = redis::Client::open(format!("redis://{}/", self.addr())).unwrap();
+        let mut command = redis::Cmd::new();
+        command.arg(words);
+        command.query(&mut client.get_connection().unwrap()).unwrap()
+    }
+
     /// Pushes entries at the head, in this order.
     pub async fn push(&self, list: &str, entries: &[Vec<u8>]) {
         let push = |raw: &Vec<u8>| Enqueue { queue: list.into(), raw: Bytes::from(raw.clone()), seen: None };

@@ -1,6 +1,6 @@
 # frozen_string_literal: true
 
-# A job that fails: Sidekiq retries it after a second, twice, and gives it up.
+# A job that fails, after as long as it is told: Sidekiq retries it after a second, twice, and gives it up.
 class ChargeJob
   include Sidekiq::Worker
 
@@ -10,7 +10,8 @@ class ChargeJob
   sidekiq_retry_in { |_count, _exception| 1 }
   sidekiq_retries_exhausted { |job, _exception| NotesTheRun.note("gave up #{job["jid"]}") }
 
-  def perform(customer)
+  def perform(customer, seconds = 0)
+    sleep(seconds)
     raise Declined, "the card of #{customer} was declined"
   end
 end

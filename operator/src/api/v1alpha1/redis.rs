@@ -33,6 +33,14 @@ pub struct Redis {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "duration")]
     pub read_timeout: Option<Duration>,
+    /// Accepted, without effect of its own: a command that cannot be sent gets no answer within `readTimeout`. Not set: 3s.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "duration")]
+    pub write_timeout: Option<Duration>,
+    /// Accepted, without effect: every call is safe to repeat, and is repeated until Redis answers. Not set: 3.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 100))]
+    pub max_retries: Option<i32>,
 }
 
 /// A Redis that is run for one queue.
@@ -89,7 +97,7 @@ pub struct Ephemeral {}
     validation = Rule::new("!(has(self.cluster) && self.cluster && has(self.db) && self.db != 0)").message("a Redis Cluster has only database 0")
 )]
 pub struct External {
-    /// Host and port, such as redis.data:6379. With `cluster`: of any node.
+    /// Host and port, such as redis.data:6379. With `cluster`: of any node, or of several, with commas.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 3, max = 260), regex(pattern = r"^[^\s/@]+:[0-9]{1,5}$"))]
     pub address: Option<String>,
@@ -104,7 +112,8 @@ pub struct External {
     #[schemars(range(min = 0, max = 65535))]
     pub db: Option<i32>,
     /// A Secret of this namespace with the key `password`, and optionally `username` (the ACL user), `ca.crt`,
-    /// `tls.crt` and `tls.key`. Not set: no password.
+    /// `tls.crt` and `tls.key`; for Sentinels that ask for it also `sentinel-password` and `sentinel-username`, which
+    /// pods read when they start. Not set: no password.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret_ref: Option<SecretReference>,
     /// Encrypts the connection. `tls: {}` trusts the well-known authorities, or the Secret's `ca.crt` if there is one.

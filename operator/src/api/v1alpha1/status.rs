@@ -41,7 +41,8 @@ pub struct JobQueueStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scaling: Option<ScalingStatus>,
     /// `Ready`: jobs can be enqueued and are being run. `RedisReachable`, `Durable`, `WorkersAvailable`, `ScalingActive`,
-    /// `HandlerHealthy`: the parts of it. `Stalled`: something must be changed by hand; the message says what.
+    /// `HandlerHealthy`: the parts of it. `Reconciling`: a change waits for something and then takes place by itself.
+    /// `Stalled`: something must be changed by hand. The messages say what.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,
@@ -53,7 +54,7 @@ pub struct JobQueueStatus {
 pub struct QueueStatus {
     /// Its name.
     pub name: String,
-    /// Its Redis key: where to push jobs.
+    /// Its Redis key: where to push jobs. With several shards it is that of the first.
     pub key: String,
     /// Jobs that wait to be run.
     pub waiting: i64,
@@ -76,7 +77,7 @@ pub struct WorkersStatus {
     pub ready: i32,
     /// How many take no more jobs, and go when theirs are done.
     pub draining: i32,
-    /// Both, for `kubectl get`.
+    /// The ready ones, of those that are to stay, for `kubectl get`.
     pub summary: String,
 }
 

@@ -1,4 +1,6 @@
 //! Every rule of the schema that needs no cluster; the same rules are tried against a real API server in tests/.
+use proptest::prelude::*;
+
 use super::*;
 
 fn queue(yaml: &str) -> JobQueue {
@@ -73,9 +75,13 @@ fn contradictions_are_refused_with_a_message_that_says_what_to_do() {
         ),
         ("worker: {app: {port: 3000}}", "app needs handler.http"),
         ("worker: {handler: {http: {}}}", "exactly one of app"),
+        ("worker: {handler: {http: {unixSocket: /run/app.sock}}, app: {}}", "exactly one of app"),
+        ("worker: {handler: {http: {unixSocket: /run/app.sock, url: 'http://a'}}}", "exactly one of app"),
         ("{protocol: async, producer: {volume: {emptyDir: {}}}}", "needs protocol: files"),
         ("api: {}", "protocol: async"),
         ("sidekiq: {}", "protocol: sidekiq"),
+        ("async: {}", "protocol: async"),
+        ("{protocol: async, async: {handlers: {email: {}}}}", "exactly one of simulate, http and command"),
     ] {
         refused(&queue(spec), message);
     }
@@ -141,4 +147,18 @@ fn the_generated_files_are_those_of_the_types() {
         read("docs/crd.md") == crate::api::reference::markdown(),
         "docs/crd.md is stale: run scripts/generate"
     );
+}
+
+proptest! {
+    /// Or one object that the API server has let in could not be read by us.
+    #[test]
+    fn every_duration_that_the_schema_takes_can_be_read(text in durations()) {
+        prop_assert!(text.parse::<Duration>().is_ok(), "{text}");
+    }
+}
+
+/// What the pattern takes, in 32 characters.
+fn durations() -> impl Strategy<Value = String> {
+    let few = DURATION.trim_matches(['^', '$']).replace(")+)", "){1,3})").replace("[0-9]+", "[0-9]{1,4}");
+    proptest::string::string_regex(&few).unwrap().prop_filter("maxLength", |text| text.len() <= 32)
 }

@@ -13,8 +13,8 @@ use super::{Resources, SecretReference, duration, pod_template};
 #[x_kube(
     validation = Rule::new("!has(self.app) || (has(self.handler) && has(self.handler.http))")
         .message("app needs handler.http: the worker posts the jobs to it"),
-    validation = Rule::new("!has(self.handler) || !has(self.handler.http) || has(self.handler.http.url) != has(self.app)")
-        .message("handler.http needs exactly one of app (a container beside the worker) and handler.http.url (a service elsewhere)"),
+    validation = Rule::new("!has(self.handler) || !has(self.handler.http) || [has(self.handler.http.url), has(self.handler.http.unixSocket), has(self.app)].filter(set, set).size() == 1")
+        .message("handler.http needs exactly one of app (a container beside the worker), handler.http.url (a service elsewhere) and handler.http.unixSocket (a container of template)"),
     validation = Rule::new("has(self.processingListPattern) == has(oldSelf.processingListPattern) && (!has(self.processingListPattern) || self.processingListPattern == oldSelf.processingListPattern)").message("processingListPattern cannot be changed: jobs would be left behind under the old keys"),
     validation = Rule::new("has(self.delayedSetPattern) == has(oldSelf.delayedSetPattern) && (!has(self.delayedSetPattern) || self.delayedSetPattern == oldSelf.delayedSetPattern)").message("delayedSetPattern cannot be changed: jobs would be left behind under the old keys"),
     validation = Rule::new("has(self.deadLetterList) == has(oldSelf.deadLetterList) && (!has(self.deadLetterList) || self.deadLetterList == oldSelf.deadLetterList)").message("deadLetterList cannot be changed: jobs would be left behind under the old keys")
@@ -33,7 +33,9 @@ pub struct Worker {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub handler: Option<Handler>,
     /// Your application as a container beside the worker. Its image and settings stand in `template`, in the container
-    /// named `app`. Jobs start when it answers, and it outlives the worker when a pod stops.
+    /// named `app`. Jobs start when it answers, and it outlives the worker when a pod stops. With the protocol sidekiq it
+    /// has the variables that the gem of `sidecar/rails` needs, unless it sets them: where to listen, how many jobs to
+    /// take, and the secret of `handler.http.secretRef`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub app: Option<App>,
     /// A partial pod template that is merged into the worker's: your containers, volumes, environment, node selectors,
@@ -67,11 +69,12 @@ pub struct Worker {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = -1))]
     pub completed_max: Option<i64>,
-    /// How many dead letters are kept; -1 keeps all. Not set: -1.
+    /// How many dead letters are kept; -1 keeps all (for `sidekiq`: as many as Sidekiq keeps). Not set: -1; 10000 for
+    /// `async`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = -1))]
     pub dead_letter_max: Option<i64>,
-    /// Larger jobs become dead letters unread. Not set: 1 MiB.
+    /// Larger jobs become dead letters unread. Not set: 1 MiB; 16 MiB for `sidekiq`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 536_870_912))]
     pub max_payload_bytes: Option<i64>,
@@ -185,6 +188,11 @@ pub struct Http {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 512), regex(pattern = "^https?://"))]
     pub url: Option<String>,
+    /// The unix socket that a container of `worker.template` listens on, instead of a URL: on a volume of the template
+    /// that this container and `worker` mount, with the same user in both.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 2, max = 107), regex(pattern = "^/"))]
+    pub unix_socket: Option<String>,
     /// The path that jobs are posted to. Not set: /jobs/execute.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 512), regex(pattern = "^/"))]
@@ -203,8 +211,8 @@ pub struct Http {
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct Command {
-    /// The program and its arguments; the job is its standard input. Exit 0 is done, 75 is retry later, anything else a
-    /// failure.
+    /// The program and its arguments; the job is its standard input. Exit 0 is done, 75 again in 10 s (it counts as an
+    /// attempt), anything else a failure.
     #[schemars(schema_with = "argv")]
     pub argv: Vec<String>,
     /// How long it may run; then it is killed with everything it started, and the job has failed. Not set: 60s.
@@ -223,11 +231,13 @@ fn argv(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct App {
-    /// The port it listens on, on the pod's loopback address.
+    /// The port it listens on: on the pod's loopback address for the worker, and on the pod's own for the kubelet, which
+    /// asks whether it has started (0.0.0.0 is both).
     #[schemars(range(min = 1, max = 65535))]
     pub port: i32,
     /// The path that says, with status 200, that the application is ready. Not set: that it accepts connections is
-    /// enough.
+    /// enough. With the protocol sidekiq it is asked while it runs too: it is started again when the answer is another
+    /// three times, 10 s apart.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 512), regex(pattern = "^/"))]
     pub health_path: Option<String>,

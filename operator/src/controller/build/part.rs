@@ -5,10 +5,11 @@ use super::template::{self, Image};
 use super::worker::resources;
 use super::{Child, DEPLOYMENT, Error, Plan};
 
+/// `replicas`: how many pods; `None` leaves that to whoever scales it.
 pub(super) fn part(
     plan: &Plan,
     name: &str,
-    replicas: i32,
+    replicas: Option<i32>,
     strategy: &Value,
     mut pod: Value,
     user: Option<&Map<String, Value>>,
@@ -18,15 +19,17 @@ pub(super) fn part(
         template::check(user, &format!("spec.{name}.template"), name, Image::Ours)?;
     }
     let pod = template::merged(Value::Object(user.cloned().unwrap_or_default()), pod);
-    let object = json!({
+    let mut object = json!({
         "metadata": plan.names.owned(plan.queue, &plan.names.part(name), name),
         "spec": {
-            "replicas": replicas,
             "selector": { "matchLabels": plan.names.selector(name) },
             "strategy": strategy,
             "revisionHistoryLimit": 2,
             "template": pod,
         },
     });
+    if let Some(replicas) = replicas {
+        object["spec"]["replicas"] = json!(replicas);
+    }
     Ok(Child::new(&DEPLOYMENT, plan.names.part(name), Some(object)))
 }

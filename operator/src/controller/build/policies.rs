@@ -20,7 +20,7 @@ pub(super) fn disruption_budget(plan: &Plan) -> Child {
         "spec": {
             "maxUnavailable": "25%",
             "selector": { "matchLabels": plan.names.selector("worker") },
-            // A pod that is not ready holds no jobs: it may always go.
+            // One that never becomes ready must not keep a node from being drained; what it holds it gives back.
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
         },
     });
@@ -59,7 +59,14 @@ pub(super) fn pod_monitor(plan: &Plan) -> Child {
             "metadata": plan.names.owned(plan.queue, &name, "monitor"),
             "spec": {
                 "selector": { "matchLabels": { QUEUE_LABEL: plan.names.queue } },
-                "podMetricsEndpoints": [{ "port": "metrics" }],
+                "podMetricsEndpoints": [{
+                    "port": "metrics",
+                    // The operator's gauges name the queue by this label too.
+                    "relabelings": [{
+                        "sourceLabels": ["__meta_kubernetes_pod_label_jobqueue_dev_queue"],
+                        "targetLabel": "jobqueue",
+                    }],
+                }],
             },
         })
     });

@@ -13,5 +13,5 @@ pub(super) fn deployment(plan: &Plan) -> Result<Child, Error> {
     let path = producer.scan_dir.clone().unwrap_or_else(|| "/data".into());
     mount(&mut pod, "jobqueue-data", &path, &Value::Object(producer.volume.clone()));
     // One, and the old one gone before the new one starts: the volume may be attached to one node only.
-    part(plan, "producer", 1, &json!({ "type": "Recreate" }), pod, producer.template.as_ref())
+    part(plan, "producer", Some(1), &json!({ "type": "Recreate" }), pod, producer.template.as_ref())
 }

@@ -45,6 +45,8 @@ fn all(children: &Children) -> Vec<&Child> {
         &children.producer,
         &children.api,
         &children.api_service,
+        &children.api_disruption_budget,
+        &children.api_network_policy,
         &children.disruption_budget,
         &children.network_policy,
         &children.pod_monitor,
@@ -281,9 +283,86 @@ fn a_sidekiq_queue_has_sidekiqs_keys_its_weights_and_a_prefix_of_its_own() {
 }
 
 #[test]
+fn a_rails_app_is_told_where_to_listen_how_many_jobs_to_take_and_who_the_worker_is() {
+    let app = |path: &str, container: &str| {
+        format!(
+            "{{protocol: sidekiq, queues: [{{name: default}}], worker: {{concurrency: 7, handler: {{http: {{secretRef: {{name: s}}}}}}, \
+             app: {{port: 4000{path}}}, template: {{spec: {{containers: [{{name: app, image: 'rails:1'{container}}}]}}}}}}}}"
+        )
+    };
+    let sidecar = |spec: &str, key: Option<&str>| {
+        let secret = key.map(|key| SecretData::new("s", BTreeMap::from([(key.to_owned(), b"x".to_vec())])));
+        let resolved = Resolved { handler_secret: secret, ..resolved() };
+        pod(&children(&queue(spec), &resolved).unwrap().worker)["initContainers"][0].clone()
+    };
+    let env = |container: &Value| -> BTreeMap<String, Value> {
+        let entries = container["env"].as_array().unwrap().iter();
+        entries.map(|entry| (entry["name"].as_str().unwrap().to_owned(), entry["value"].clone())).collect()
+    };
+    let of = |pairs: &[(&str, &str)]| -> BTreeMap<String, Value> {
+        pairs.iter().map(|(name, value)| ((*name).to_owned(), json!(value))).collect()
+    };
+    let (bind, concurrency) = (("JOBQUEUE_BIND", "tcp://0.0.0.0:4000"), ("JOBQUEUE_CONCURRENCY", "7"));
+    let plain = sidecar(&app("", ""), None);
+    assert_eq!(env(&plain), of(&[bind, concurrency, ("JOBQUEUE_WITHOUT_SECRET", "loopback")]));
+    assert_eq!((&plain["volumeMounts"], &plain["livenessProbe"]), (&Value::Null, &Value::Null));
+    for (key, variable) in [("token", "JOBQUEUE_TOKEN_FILE"), ("hmac", "JOBQUEUE_HMAC_KEY_FILE")] {
+        let known = sidecar(&app(", healthPath: /health", ""), Some(key));
+        let file = format!("/etc/jobqueue-handler/{key}");
+        assert_eq!(env(&known), of(&[bind, concurrency, (variable, &file)]));
+        assert_eq!(known["volumeMounts"][0]["mountPath"], "/etc/jobqueue-handler");
+        let asked = json!({ "path": "/health", "port": 4000 });
+        assert_eq!(
+            (&known["livenessProbe"]["httpGet"], &known["livenessProbe"]["periodSeconds"]),
+            (&asked, &json!(10))
+        );
+    }
+    let own = ", env: [{name: JOBQUEUE_CONCURRENCY, valueFrom: {fieldRef: {fieldPath: metadata.name}}}], livenessProbe: {tcpSocket: {port: 1}}";
+    let own = sidecar(&app(", healthPath: /health", own), None);
+    let said = json!({ "name": "JOBQUEUE_CONCURRENCY", "valueFrom": { "fieldRef": { "fieldPath": "metadata.name" } } });
+    assert_eq!(own["env"][0], said, "the user's word");
+    assert_eq!(own["livenessProbe"], json!({ "tcpSocket": { "port": 1 } }));
+    // Of other applications nothing is known.
+    let files = "{worker: {handler: {http: {}}, app: {healthPath: /up}, template: {spec: {containers: [{name: app, image: a}]}}}}";
+    let other = sidecar(files, None);
+    assert_eq!((&other["env"], &other["livenessProbe"]), (&Value::Null, &Value::Null));
+}
+
+#[test]
 fn a_cluster_cannot_hold_sidekiqs_queues() {
     let said = refusal("{protocol: sidekiq, redis: {external: {address: 'a:1', cluster: true}}}");
     assert!(said.contains("Sidekiq's own client cannot use Redis Cluster"), "{said}");
+}
+
+#[test]
+fn handlers_by_type_are_rendered_and_post_where_all_others_do_unless_they_name_a_place() {
+    let spec = "{protocol: async, worker: {handler: {http: {url: 'http://app:1', path: /run, timeout: 5s, secretRef: {name: s}}}},
+        async: {handlers: {email: {http: {}}, sms: {http: {url: 'http://sms:2', path: /send}}, resize: {simulate: {base: 2s}}}}}";
+    let secret = SecretData::new("s", BTreeMap::from([("token".to_owned(), b"x".to_vec())]));
+    let resolved = Resolved { handler_secret: Some(secret), ..resolved() };
+    let config = children(&queue(spec), &resolved).unwrap().rendered.config;
+    let handlers = serde_json::to_value(&config.async_jobs.handlers).unwrap();
+    let (email, sms) = (&handlers["email"]["http"], &handlers["sms"]["http"]);
+    assert_eq!((&email["url"], &email["path"]), (&json!("http://app:1"), &json!("/run")));
+    assert_eq!(
+        (&email["token_file"], &email["timeout"]),
+        (&json!("/etc/jobqueue-handler/token"), &json!("5s"))
+    );
+    assert_eq!(
+        (&sms["url"], &sms["path"], &sms["token_file"]),
+        (&json!("http://sms:2"), &json!("/send"), &json!(""))
+    );
+    assert_eq!(handlers["resize"]["simulate"]["base"], "2s");
+}
+
+#[test]
+fn a_program_of_one_type_of_job_runs_in_the_users_image() {
+    let by_type = "async: {handlers: {resize: {command: {argv: [resize]}}}}";
+    let said = refusal(&format!("{{protocol: async, {by_type}}}"));
+    assert!(said.contains("needs a container named worker"), "{said}");
+    let worker = "worker: {template: {spec: {containers: [{name: worker, image: mine}]}}}";
+    let pod = pod(&built(&format!("{{protocol: async, {by_type}, {worker}}}")).worker);
+    assert_eq!(pod["containers"][0]["image"], "mine");
 }
 
 #[test]
@@ -322,4 +401,107 @@ fn who_a_pod_is_and_what_it_may_do_is_the_users_where_the_user_says_so() {
         (&pod["securityContext"]["fsGroup"], &pod["securityContext"]["runAsNonRoot"]),
         (&json!(1000), &json!(true))
     );
+}
+
+const WITH_API: &str = "{protocol: async, api: {tokenSecretRef: {name: tokens}, resultTtl: 1h}}";
+
+fn with_api(yaml: &str) -> Children {
+    let secret = SecretData::new("tokens", BTreeMap::from([("tokens".to_owned(), b"x".to_vec())]));
+    children(&queue(yaml), &Resolved { api_secret: Some(secret), ..resolved() }).unwrap()
+}
+
+#[test]
+fn an_api_has_pods_an_address_a_budget_and_a_policy() {
+    let children = with_api(WITH_API);
+    let wanted: Vec<String> = all(&children)
+        .into_iter()
+        .filter(|child| child.object.is_some() && child.name == "thumbs-api")
+        .map(|child| child.kind.name.to_owned())
+        .collect();
+    assert_eq!(wanted, ["Deployment", "Service", "PodDisruptionBudget", "NetworkPolicy"]);
+    for child in all(&with_api("{protocol: async}")) {
+        assert!(child.name != "thumbs-api" || child.object.is_none(), "{}", child.name);
+    }
+}
+
+#[test]
+fn the_pods_of_an_api_are_restricted_probed_and_know_their_tokens() {
+    let children = with_api(WITH_API);
+    let pod = pod(&children.api);
+    let container = &pod["containers"][0];
+    assert_eq!(container["args"][0], "--role=api");
+    assert_eq!(container["ports"][1], json!({ "name": "http", "containerPort": 8080 }));
+    assert_eq!(container["readinessProbe"]["httpGet"]["path"], "/readyz");
+    assert_eq!(container["livenessProbe"]["httpGet"]["path"], "/healthz");
+    assert_eq!(container["securityContext"]["readOnlyRootFilesystem"], true);
+    assert_eq!(pod["terminationGracePeriodSeconds"], 30);
+    let volumes = pod["volumes"].as_array().unwrap();
+    assert!(volumes.iter().any(|volume| volume["secret"]["secretName"] == "tokens"), "{volumes:?}");
+    let api = &children.rendered.config.api;
+    assert_eq!(
+        (api.token_file.as_str(), api.result_ttl.to_string()),
+        ("/etc/jobqueue-api/tokens", "1h".into())
+    );
+    assert_eq!(api.drain_delay.to_string(), "5s");
+}
+
+#[test]
+fn the_number_of_api_pods_is_ours_only_where_the_queue_says_it() {
+    let replicas = |yaml: &str| with_api(yaml).api.object.unwrap()["spec"].get("replicas").cloned();
+    assert_eq!(replicas("{protocol: async, api: {}}"), None);
+    assert_eq!(replicas("{protocol: async, api: {replicas: 3}}"), Some(json!(3)));
+}
+
+#[test]
+fn pods_of_the_namespace_reach_the_api_and_everybody_its_metrics() {
+    let policy = with_api(WITH_API).api_network_policy.object.unwrap();
+    let ingress = &policy["spec"]["ingress"];
+    assert_eq!(ingress[0]["from"], json!([{ "podSelector": {} }]));
+    assert_eq!(
+        (&ingress[0]["ports"][0]["port"], &ingress[1]["ports"][0]["port"]),
+        (&json!(8080), &json!(9090))
+    );
+}
+
+#[test]
+fn a_short_drain_leaves_time_for_requests() {
+    let config = with_api("{protocol: async, worker: {drainTimeout: 4s}, api: {}}").rendered.config;
+    assert_eq!(config.api.drain_delay.to_string(), "2s");
+}
+
+#[test]
+fn an_async_queue_has_the_keys_of_its_clients() {
+    let config = built("{protocol: async}").rendered.config;
+    let keys = &jobqueue::engine::Engine::new(&config).shards[0];
+    assert_eq!((keys.queues[0].queue.as_str(), keys.jobs().data("a")), ("jobs:queue", "jobs:data:a".into()));
+}
+
+#[test]
+fn sentinels_are_asked_with_credentials_of_their_own() {
+    let external = "{sentinel: {master: main, addresses: ['a:26379']}, secretRef: {name: login}}";
+    let queue =
+        queue(&format!("{{redis: {{external: {external}}}, producer: {{volume: {{emptyDir: {{}}}}}}}}"));
+    let secret = |keys: &[&str]| {
+        let data = keys.iter().map(|key| ((*key).to_owned(), format!("the-{key}").into_bytes()));
+        Some(SecretData::new("login", data.collect::<BTreeMap<_, _>>()))
+    };
+    let keys = ["sentinel-username", "sentinel-password"];
+    let with = children(&queue, &Resolved { redis_secret: secret(&keys), ..resolved() }).unwrap();
+    assert_eq!(with.rendered.config.redis.sentinel.username, "the-sentinel-username");
+    assert!(!with.rendered.yaml.contains("the-sentinel-password"), "it is no secret there");
+    for child in [&with.worker, &with.producer] {
+        let variables = pod(child)["containers"][0]["env"].as_array().unwrap().clone();
+        let login = variables.iter().find(|one| one["name"] == "REDIS_SENTINEL_PASSWORD").unwrap();
+        let key = json!({ "name": "login", "key": "sentinel-password" });
+        assert_eq!(login["valueFrom"]["secretKeyRef"], key, "{}", child.name);
+    }
+    let without = children(&queue, &Resolved { redis_secret: secret(&["password"]), ..resolved() }).unwrap();
+    assert!(!pod(&without.worker).to_string().contains("REDIS_SENTINEL_PASSWORD"));
+}
+
+#[test]
+fn a_socket_is_an_address_too() {
+    let config = built("{worker: {handler: {http: {unixSocket: /run/app/app.sock}}}}").rendered.config;
+    assert_eq!(config.worker.handler.http.unix_socket, "/run/app/app.sock");
+    assert!(config.worker.handler.http.url.is_empty());
 }

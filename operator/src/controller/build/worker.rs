@@ -1,8 +1,9 @@
 //! The workers: their configuration and their Deployment.
+use jobqueue::config::Protocol;
 use serde_json::{Value, json};
 
 use super::template::{self, Image};
-use super::{CONFIG_MAP, Child, DEPLOYMENT, Error, Plan, container_security, pod_security};
+use super::{CONFIG_HASH, CONFIG_MAP, Child, DEPLOYMENT, Error, Plan, container_security, pod_security};
 use crate::api::v1alpha1::{App, Resources};
 use crate::controller::config::{CONFIG_DIR, HANDLER_SECRET_DIR, METRICS_PORT, REDIS_SECRET_DIR};
 
@@ -21,8 +22,10 @@ pub(super) fn config_map(plan: &Plan) -> Child {
 pub(super) fn deployment(plan: &Plan) -> Result<Child, Error> {
     let name = plan.names.part("worker");
     let spec = &plan.queue.spec.worker;
-    let command = spec.handler.as_ref().and_then(|handler| handler.command.as_ref());
-    let image = if command.is_some() { Image::TheUsers } else { Image::Ours };
+    let by_type = plan.queue.spec.async_jobs.iter().flat_map(|jobs| jobs.handlers.values());
+    let runs_programs = spec.handler.as_ref().is_some_and(|handler| handler.command.is_some())
+        || by_type.into_iter().any(|handler| handler.command.is_some());
+    let image = if runs_programs { Image::TheUsers } else { Image::Ours };
     let mut user = Value::Object(spec.template.clone().unwrap_or_default());
     if let Some(template) = &spec.template {
         template::check(template, "spec.worker.template", "worker", image)?;
@@ -38,7 +41,8 @@ pub(super) fn deployment(plan: &Plan) -> Result<Child, Error> {
             &json!({ "secret": { "secretName": secret.name } }),
         );
     }
-    let stop = spec.app.as_ref().map_or(0, |app| app.stop_timeout.get().as_secs());
+    let (starting, stop) = (spec.app.as_ref())
+        .map_or((0, 0), |app| (app.start_timeout.get().as_secs(), app.stop_timeout.get().as_secs()));
     // The worker drains, then the app stops, and some seconds for the kubelet to notice each.
     pod["spec"]["terminationGracePeriodSeconds"] = json!(spec.drain_timeout.get().as_secs() + stop + 5);
     if let Some(app) = &spec.app {
@@ -47,7 +51,10 @@ pub(super) fn deployment(plan: &Plan) -> Result<Child, Error> {
             let message = "spec.worker.app needs a container named app with an image in spec.worker.template.spec.containers";
             return Err(Error::stalled("InvalidSpec", message));
         }
-        let defaults = json!({ "securityContext": app_security(), "startupProbe": app_probe(app) });
+        let mut defaults = json!({ "securityContext": app_security(), "startupProbe": app_probe(app) });
+        if plan.rendered.config.protocol == Protocol::Sidekiq {
+            rails_defaults(plan, app, &container, &mut defaults);
+        }
         let sidecar = template::merge(defaults, container);
         pod["spec"]["initContainers"] =
             json!([template::merge(sidecar, json!({ "name": "app", "restartPolicy": "Always" }))]);
@@ -62,8 +69,8 @@ pub(super) fn deployment(plan: &Plan) -> Result<Child, Error> {
             "selector": { "matchLabels": plan.names.selector("worker") },
             "strategy": { "type": "RollingUpdate", "rollingUpdate": { "maxUnavailable": 0, "maxSurge": "25%" } },
             "revisionHistoryLimit": 2,
-            // After this long without progress `WorkersAvailable` says that they fail, and why.
-            "progressDeadlineSeconds": 120,
+            // After this long without progress, once an app has had its time, `WorkersAvailable` says that they fail, and why.
+            "progressDeadlineSeconds": 120 + starting,
             "template": pod,
         },
     });
@@ -78,7 +85,7 @@ pub(super) fn pod(plan: &Plan, part: &str, role: &str) -> Value {
         "metadata": {
             "labels": plan.names.labels(part),
             // New pods when the configuration changes: a process reads it once.
-            "annotations": { "jobqueue.dev/config-hash": super::hash(&json!(plan.rendered.yaml)) },
+            "annotations": { CONFIG_HASH: super::hash(&json!(plan.rendered.yaml)) },
         },
         "spec": {
             "serviceAccountName": plan.names.queue,
@@ -130,7 +137,7 @@ fn push(list: &mut Value, entry: Value) {
     }
 }
 
-fn probe(path: &str, period: u32) -> Value {
+pub(super) fn probe(path: &str, period: u32) -> Value {
     json!({ "httpGet": { "path": path, "port": METRICS_PORT }, "periodSeconds": period, "timeoutSeconds": 5, "failureThreshold": 3 })
 }
 
@@ -142,6 +149,40 @@ fn app_probe(app: &App) -> Value {
         None => probe["tcpSocket"] = json!({ "port": app.port }),
     }
     probe
+}
+
+/// What the gem of `sidecar/rails` has to be told in a pod, unless the user's container says it: how many jobs it takes,
+/// to listen where the kubelet's probes arrive too, and who the worker is. Without a secret it takes jobs over loopback
+/// alone, which in a pod is the worker's.
+fn rails_defaults(plan: &Plan, app: &App, container: &Value, defaults: &mut Value) {
+    let mut env = vec![
+        ("JOBQUEUE_BIND", format!("tcp://0.0.0.0:{}", app.port)),
+        ("JOBQUEUE_CONCURRENCY", plan.queue.spec.worker.concurrency.to_string()),
+    ];
+    let http = &plan.rendered.config.worker.handler.http;
+    for (variable, file) in
+        [("JOBQUEUE_TOKEN_FILE", &http.token_file), ("JOBQUEUE_HMAC_KEY_FILE", &http.hmac_key_file)]
+    {
+        if !file.is_empty() {
+            env.push((variable, file.clone()));
+            let mount =
+                json!({ "name": "jobqueue-handler", "mountPath": HANDLER_SECRET_DIR, "readOnly": true });
+            defaults["volumeMounts"] = json!([mount]);
+        }
+    }
+    if defaults["volumeMounts"].is_null() {
+        env.push(("JOBQUEUE_WITHOUT_SECRET", "loopback".into()));
+    }
+    // Not merged one by one: a value of ours beside the user's `valueFrom` would be refused.
+    let said: Vec<_> =
+        container["env"].as_array().into_iter().flatten().map(|entry| &entry["name"]).collect();
+    env.retain(|(name, _)| !said.contains(&&json!(name)));
+    defaults["env"] = env.into_iter().map(|(name, value)| json!({ "name": name, "value": value })).collect();
+    if let (Some(path), None) = (&app.health_path, container.get("livenessProbe")) {
+        let mut liveness = probe(path, 10);
+        liveness["httpGet"]["port"] = json!(app.port);
+        defaults["livenessProbe"] = liveness;
+    }
 }
 
 fn app_security() -> Value {
@@ -162,7 +203,7 @@ pub(super) fn resources(wanted: Option<&Resources>, image: Image) -> Value {
 fn inject(plan: &Plan, pod: &mut Value, user: &mut Value) -> Result<(), Error> {
     let container = template::take_container(user, "worker").unwrap_or_default();
     let Some(image) = container.get("image").cloned() else {
-        let message = "spec.worker.handler.command needs a container named worker with your image in spec.worker.template.spec.containers";
+        let message = "the handler command needs a container named worker with your image in spec.worker.template.spec.containers";
         return Err(Error::stalled("InvalidSpec", message));
     };
     let worker_image = pod["spec"]["containers"][0]["image"].take();

@@ -29,6 +29,7 @@ fn queue() -> QueueKeys {
         completed: "p:completed".into(),
         dead_letters: "dead".into(),
         counters: "p:counters".into(),
+        jobs: crate::keys::JobKeys::new("jobqueue:"),
     }
 }
 
@@ -97,7 +98,7 @@ fn retry_says_how_often() {
         settle(&json, &Outcome::Failed(raised())).verdict
     };
     let dead = Verdict::Dead(Reason::Handler);
-    assert_eq!(failed(r#","retry":false"#), Verdict::Discarded);
+    assert_eq!(failed(r#","retry":false"#), Verdict::GivenUp);
     assert_eq!(failed(r#","retry":0"#), dead);
     assert_eq!(failed(r#","retry":1"#), Verdict::Retried);
     assert_eq!(failed(r#","retry":1,"retry_count":0"#), dead);
@@ -105,7 +106,7 @@ fn retry_says_how_often() {
     assert_eq!(failed(r#","retry":true,"retry_count":23"#), Verdict::Retried);
     assert_eq!(failed(r#","retry":true,"retry_count":24"#), dead, "26 executions, dead with 25");
     assert_eq!(failed(r#","retry":true,"retry_count":-1"#), Verdict::Retried, "retried by hand");
-    assert_eq!(failed(r#","retry":0,"dead":false"#), Verdict::Discarded);
+    assert_eq!(failed(r#","retry":0,"dead":false"#), Verdict::GivenUp);
     assert_eq!(failed(r#","retry":0,"dead":true"#), dead);
 }
 
@@ -152,8 +153,10 @@ fn a_kill_is_dead_at_once_and_a_discard_is_gone() {
     assert_eq!(kill.verdict, Verdict::Dead(Reason::Killed));
     let (set, _, member) = scored(&kill);
     assert_eq!((set, &member["error_class"]), ("dead", &"ArgumentError".into()));
-    let discard = settle(json, &Outcome::Discard);
+    let discard = settle(json, &Outcome::Discard(None));
     assert_eq!((discard.verdict, discard.effects), (Verdict::Discarded, Vec::new()));
+    let discard = settle(json, &Outcome::Discard(Some(raised())));
+    assert_eq!((discard.verdict, discard.effects), (Verdict::GivenUp, Vec::new()), "it counts as failed");
 }
 
 #[test]
@@ -192,6 +195,15 @@ fn fields_of_any_type_are_read_where_sidekiq_would_not_mind() {
 }
 
 #[test]
+fn of_two_fields_with_one_name_the_last_counts_as_in_ruby() {
+    let job = job(r#"{"class":7,"jid":"a","retry_count":9,"class":"A","args":[],"jid":"b","retry_count":1}"#);
+    assert_eq!((job.fields.id.as_str(), job.fields.retries), ("b", 2));
+    let (_, why) =
+        policy().decode(Bytes::from_static(br#"{"class":"A","args":[],"class":null}"#)).unwrap_err();
+    assert!(why.to_string().contains("a field is missing"), "{why}");
+}
+
+#[test]
 fn a_job_that_came_back_is_where_it_was_fetched_from() {
     for outcome in [Outcome::Released, Outcome::HandlerUnavailable("refused".into())] {
         let json = r#"{"class":"A", "args":[]}"#;
@@ -211,19 +223,36 @@ fn a_job_that_came_back_is_where_it_was_fetched_from() {
 }
 
 #[test]
-fn three_deaths_alone_make_it_poison_also_when_it_is_not_to_be_kept() {
+fn three_deaths_alone_condemn_a_job_and_it_is_buried_also_when_it_is_not_to_be_kept() {
     let alone = Interruption { cause: "heartbeat", outside: false, alone: true };
     let raw = |interruptions: u32| {
         Bytes::from(format!(
-            r#"{{"class":"A","args":[],"dead":false,"jobqueue_deaths":4,"jobqueue_interruptions":{interruptions}}}"#
+            r#"{{"class":"A","args":[],"dead":false,"retry":false,"jobqueue_deaths":4,"jobqueue_interruptions":{interruptions}}}"#
         ))
     };
-    assert_eq!(policy().interrupted(&raw(1), &queue(), alone, NOW).verdict, Verdict::Suspected);
-    let decision = policy().interrupted(&raw(2), &queue(), alone, NOW);
+    let back = |interruptions: u32, how: Interruption<'_>| {
+        let decision = policy().interrupted(&raw(interruptions), &queue(), how, NOW);
+        let Effect::Push { key, bytes, .. } = &decision.effects[0] else { panic!("{decision:?}") };
+        assert_eq!(key, "queue:default", "whoever reaps it has nobody to tell");
+        policy().decode(bytes.clone()).unwrap()
+    };
+    assert_eq!(policy().condemned(&back(1, alone)), None);
+    assert_eq!(policy().condemned(&back(2, Interruption { outside: true, ..alone })), None);
+    let oom = policy().condemned(&back(2, Interruption { cause: OUT_OF_MEMORY, ..alone })).unwrap();
+    assert_eq!(oom.reason, Reason::Oom);
+    let job = back(2, alone);
+    let failure = policy().condemned(&job).unwrap();
+    let told = policy().obituary(&job, &failure).unwrap();
+    let told: serde_json::Map<String, Value> = serde_json::from_slice(&told).unwrap();
+    assert_eq!(told["error_class"], "Jobqueue::Poison");
+    assert!(!told.contains_key("retry_count"), "written for the handlers by the application");
+    let decision = policy().settle(&job, &Outcome::Kill(failure), &queue(), NOW, "u");
     assert_eq!(decision.verdict, Verdict::Dead(Reason::Poison));
-    assert_eq!(scored(&decision).2["error_class"], "Jobqueue::Poison");
-    let outside = Interruption { outside: true, ..alone };
-    assert_eq!(policy().interrupted(&raw(2), &queue(), outside, NOW).verdict, Verdict::Released);
+    let (_, _, dead) = scored(&decision);
+    assert_eq!(dead["error_class"], "Jobqueue::Poison");
+    let revived = policy().decode(policy().revive(&serde_json::to_vec(&dead).unwrap().into()).1).unwrap();
+    assert_eq!(policy().condemned(&revived), None, "by hand it may be tried again");
+    assert!(revived.fields.deaths > 0, "alone");
 }
 
 #[test]
@@ -272,7 +301,7 @@ proptest! {
         let outcome = if kill { Outcome::Kill(raised()) } else { Outcome::Failed(raised()) };
         let decision = settle(&json, &outcome);
         let placed = decision.effects.iter().filter(|effect| matches!(effect, Effect::Push { .. } | Effect::Score { .. })).count();
-        prop_assert_eq!(placed, usize::from(decision.verdict != Verdict::Discarded));
+        prop_assert_eq!(placed, usize::from(decision.verdict != Verdict::GivenUp));
     }
 
     #[test]

@@ -37,7 +37,12 @@ pub fn millis(number: &Number) -> Option<u64> {
     if is_whole(&text) {
         return text.parse().ok();
     }
-    let seconds = number.as_f64().filter(|seconds| seconds.is_finite() && *seconds >= 0.0)?;
+    millis_of_score(&text)
+}
+
+/// The moment of a score, which is seconds, always: Redis writes a whole number without its fraction.
+pub fn millis_of_score(score: &str) -> Option<u64> {
+    let seconds = score.parse::<f64>().ok().filter(|seconds| seconds.is_finite() && *seconds >= 0.0)?;
     u64::try_from(std::time::Duration::try_from_secs_f64(seconds).ok()?.as_millis()).ok()
 }
 

@@ -49,6 +49,16 @@ class FailsAndSaysWhen < Fails
   end
 end
 
+class FailsAndSaysWhenStrictly < Fails
+  sidekiq_retry_in(&->(_count, _exception) { 70 })
+end
+
+class NotesThePool < SpecJob
+  def perform
+    Events << [:pool, Sidekiq.redis_pool.equal?(Sidekiq.default_configuration.default_capsule.redis_pool)]
+  end
+end
+
 class FailsAndAsksWrongly < Fails
   sidekiq_retry_in { raise "no idea" }
 end
@@ -102,7 +112,15 @@ class Waits < SpecJob
   end
 end
 
-# As above, and hides why it ended.
+# And fails then.
+class WaitsAndFails < Waits
+  def perform
+    super
+    raise Boom, "late"
+  end
+end
+
+# As the first, and hides why it ended.
 class WaitsAndWraps < Waits
   def perform
     super
@@ -147,5 +165,5 @@ Sidekiq.configure_server do |config|
   end
   config.death_handlers << ->(job, exception) { Events << [:died, job["jid"], exception.class.name] }
   config.death_handlers << ->(_, _) { raise "a handler that fails harms nobody" }
-  config.error_handlers << ->(exception, context) { Events << [:reported_error, exception.class.name, context[:context]] }
+  config.error_handlers << ->(exception, context, _config = nil) { Events << [:reported_error, exception.class.name, context[:context]] }
 end

@@ -1,8 +1,10 @@
 # frozen_string_literal: true
 
+require "fileutils"
 require "json"
 require "net/http"
 require "socket"
+require "tmpdir"
 require "support/eventually"
 require "support/redis_server"
 
@@ -14,7 +16,7 @@ class Program
 
   def initialize(*command, env: {}, chdir: Dir.pwd)
     @log = File.join(Dir.mktmpdir("jobqueue-spec"), "log")
-    @pid = Process.spawn(env, *command, chdir: chdir, out: [@log, "w"], err: %i[child out], unsetenv_others: false)
+    @pid = Process.spawn(env, *NewerRuby.command(command), chdir: chdir, out: [@log, "w"], err: %i[child out], unsetenv_others: false)
     @status = nil
     @stopped = false
   end
@@ -61,6 +63,33 @@ class Program
   end
 end
 
+# A newer Ruby with its own Rails, Sidekiq and Puma, unpacked beside Debian's (scripts/newer-sidekiq); its commands have to
+# be named by their paths, and it has no `rails` of which all parts are there.
+module NewerRuby
+  module_function
+
+  def path
+    ENV["JOBQUEUE_SPEC_RUBY"]
+  end
+
+  def command(words)
+    return words if path.nil? || words.first(2) != %w[bundle exec]
+
+    name, *rest = words.drop(2)
+    [path, name == "jobqueue-sidecar" ? "#{Sidecar::GEM}/exe/#{name}" : "#{File.dirname(path)}/tree/usr/bin/#{name}", *rest]
+  end
+
+  def gemfile
+    return if path.nil?
+
+    @gemfile ||= File.join(Dir.mktmpdir("jobqueue-gems"), "Gemfile").tap do |file|
+      at_exit { FileUtils.rm_rf(File.dirname(file)) }
+      gems = %w[puma railties activejob actionpack sidekiq].map { |name| "gem #{name.inspect}" }
+      File.write(file, [*gems, "gem \"jobqueue-sidecar\", path: #{Sidecar::GEM.inspect}"].join("\n"))
+    end
+  end
+end
+
 # The example application with the sidecar in front, as its users start it.
 class Sidecar < Program
   ROOT = File.expand_path("../../../../examples/rails", __dir__)
@@ -75,7 +104,7 @@ class Sidecar < Program
   def initialize(redis, port: RedisServer.free_port, **env)
     @port = port
     env = { "REDIS_URL" => redis.url, "PORT" => port.to_s, "JOBQUEUE_SIDECAR_PATH" => GEM, "RAILS_ENV" => "production",
-            "RAILS_LOG_TO_STDOUT" => "1", "BUNDLE_GEMFILE" => nil, "RUBYOPT" => "-W0" }
+            "RAILS_LOG_TO_STDOUT" => "1", "BUNDLE_GEMFILE" => NewerRuby.gemfile, "RUBYOPT" => "-W0" }
           .merge(env.transform_keys(&:to_s))
     super("bundle", "exec", "jobqueue-sidecar", env: env, chdir: ROOT)
   end

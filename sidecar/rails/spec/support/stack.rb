@@ -13,7 +13,7 @@ class Stack
   PASSWORD = "pa55word"
   # What the images say: the entrypoint of the worker, the variables of the application.
   APP_ENV = { "RAILS_ENV" => "production", "RAILS_LOG_TO_STDOUT" => "1", "JOBQUEUE_SIDECAR_PATH" => Sidecar::GEM,
-              "BUNDLE_GEMFILE" => nil, "RUBYOPT" => "-W0" }.freeze
+              "BUNDLE_GEMFILE" => NewerRuby.gemfile, "RUBYOPT" => "-W0" }.freeze
 
   def initialize
     @services = YAML.safe_load(File.read(FILE), aliases: true).fetch("services")
@@ -29,6 +29,10 @@ class Stack
 
   def web_url
     "http://127.0.0.1:#{@ports["web"]}"
+  end
+
+  def port(name)
+    @ports[name]
   end
 
   def [](name)

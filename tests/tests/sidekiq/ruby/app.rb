@@ -18,11 +18,18 @@ def execute(body)
   worker = type.new
   worker.jid = job["jid"]
   begin
-    Sidekiq.server_middleware.invoke(worker, job, job["queue"]) { worker.perform(*job["args"]) }
+    CONFIG.server_middleware.invoke(worker, job, job["queue"]) { worker.perform(*job["args"]) }
     { "status" => "success", "result" => nil }
   rescue StandardError => error
     failure(error)
   end
+end
+
+# What the sidecar for Rails gives to the death handlers.
+def bury(body)
+  job = Sidekiq.load_json(body)
+  Sidekiq.redis { |redis| redis.lpush("died", JSON.generate(job.slice("class", "args", "error_class"))) }
+  { "status" => "failure", "discard" => job["args"] == ["forget"] }
 end
 
 def serve(socket)
@@ -37,6 +44,7 @@ def serve(socket)
     answer = case [verb, path]
     when ["GET", "/health"] then { "status" => "ok", "rails_loaded" => false }
     when ["POST", "/jobs/execute"] then execute(body)
+    when ["POST", "/jobs/death"] then bury(body)
     end
     status = answer ? "200 OK" : "404 Not Found"
     text = JSON.generate(answer || {})

@@ -1,13 +1,15 @@
 # The application's jobs, as every Rails app has them: the client, Sidekiq itself and the app behind our worker load them.
 require "rubygems"
 require "json"
+require "logger"
 require "sidekiq"
 require "sidekiq/api"
 
-Redis.silence_deprecations = true
-Sidekiq.logger = Logger.new($stderr, level: Logger::ERROR)
-REDIS = ENV.fetch("REDIS_URL")
-Sidekiq.redis = { url: REDIS, size: Integer(ENV.fetch("POOL", "30")) }
+# What was a module's in Sidekiq 6 is a configuration's from 7 on.
+CONFIG = Sidekiq.respond_to?(:default_configuration) ? Sidekiq.default_configuration : Sidekiq
+Redis.silence_deprecations = true if defined?(Redis)
+CONFIG.logger = Logger.new($stderr, level: Logger::ERROR)
+CONFIG.redis = { url: ENV.fetch("REDIS_URL"), size: Integer(ENV.fetch("POOL", "30")) }
 
 # What ran, where everybody can see it: its jid, its arguments as Ruby has them, and who ran it.
 def ran(job, args)
@@ -31,11 +33,20 @@ class Hopeless
   end
 end
 
+class SlowAndHopeless
+  include Sidekiq::Worker
+  def perform(seconds)
+    sleep(seconds)
+    raise ArgumentError, "no luck, and late"
+  end
+end
+
 # Every tenth fails, and is not retried: among the dead it is settled, once.
 class Tenth
   include Sidekiq::Worker
   sidekiq_options retry: 0
-  def perform(number)
+  def perform(number, seconds = 0)
+    sleep(seconds)
     ran(self, [number])
     raise "a tenth" if (number % 10).zero?
   end
@@ -46,7 +57,7 @@ class Patient
   include Sidekiq::Worker
   def perform(*args)
     Sidekiq.redis { |redis| redis.incr("started") }
-    sleep 0.02 until Sidekiq.redis { |redis| redis.exists?("go") }
+    sleep 0.02 until Sidekiq.redis { |redis| redis.get("go") }
     ran(self, args)
   end
 end

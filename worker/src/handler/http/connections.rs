@@ -14,11 +14,16 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls_platform_verifier::BuilderVerifierExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Poll;
 use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::Instant;
 use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+/// How long a peer has to say that it has accepted us: a round trip and the check of a certificate.
+const TICKETS: Duration = Duration::from_millis(250);
 
 /// A request with a whole job as its body.
 pub(super) type JobRequest = Request<Full<Bytes>>;
@@ -117,7 +122,12 @@ impl Connections {
                     // The peer closed it while it was idle, and nothing was written.
                     Some(unsent) if used => request = unsent,
                     Some(_) => return Err(Lost::Unsent(error.into_error().to_string())),
-                    None => return Err(Lost::Sent(error.into_error())),
+                    // If the program died, the idle ones died with it, and may not have noticed yet: the next job must
+                    // not be blamed for that.
+                    None => {
+                        self.idle.lock().unwrap_or_else(PoisonError::into_inner).waiting.clear();
+                        return Err(Lost::Sent(error.into_error()));
+                    }
                 },
             }
         }
@@ -166,7 +176,9 @@ impl Connections {
         match &self.tls {
             None => Ok(Box::new(stream)),
             Some(Tls { connector, name }) => {
-                Ok(Box::new(connector.connect(name.clone(), stream).await.map_err(text)?))
+                let mut stream = connector.connect(name.clone(), stream).await.map_err(text)?;
+                accepted(&mut stream).await.map_err(text)?;
+                Ok(Box::new(stream))
             }
         }
     }
@@ -185,6 +197,26 @@ impl Connections {
             }
         }
         Err(said)
+    }
+}
+
+/// Waits until the peer has accepted us. From TLS 1.3 on our part of the handshake ends before it has looked at our
+/// certificate; a request that is on its way when it turns us away would pass for one that killed it. A peer that accepts
+/// us says so by its session tickets; one that sends none is believed after a moment.
+async fn accepted(stream: &mut TlsStream<TcpStream>) -> std::io::Result<()> {
+    let (tcp, tls) = stream.get_ref();
+    if tls.protocol_version() != Some(rustls::ProtocolVersion::TLSv1_3) {
+        return Ok(());
+    }
+    if tokio::time::timeout(TICKETS, tcp.readable()).await.is_err() {
+        return Ok(());
+    }
+    let mut nothing = [0; 1];
+    let read = std::pin::pin!(stream.read(&mut nothing));
+    match futures::poll!(read) {
+        Poll::Ready(Ok(0)) => Err(std::io::ErrorKind::UnexpectedEof.into()),
+        Poll::Ready(Err(error)) => Err(error),
+        Poll::Ready(Ok(_)) | Poll::Pending => Ok(()),
     }
 }
 

@@ -82,7 +82,22 @@ async fn a_job_is_posted_byte_for_byte_with_what_is_known_about_its_run() {
     ] {
         assert!(head.lines().any(|found| found == line), "{line} in {head}");
     }
+    let timeout = head.lines().find_map(|line| line.strip_prefix("x-job-timeout: ")).unwrap();
+    assert!((10.0..=20.0).contains(&timeout.parse::<f64>().unwrap()), "{timeout}");
     assert!(!head.contains("authorization"), "{head}");
+}
+
+#[tokio::test]
+async fn the_end_of_a_job_is_told_beside_where_jobs_are_posted() {
+    for (path, death) in [("/jobs/execute", "/jobs/death"), ("/run?app=1", "/death"), ("/", "/death")] {
+        let (listener, settings) = listener().await;
+        let http = Http::new(&HttpSettings { path: path.into(), ..settings }).unwrap();
+        let (job, call) = (job(JOB), Call::default());
+        let served = async { serve_one(listener.accept().await.unwrap().0).await };
+        let (outcome, (head, body)) = tokio::join!(http.bury(&job, &call), served);
+        assert_eq!((outcome, body.as_str()), (Outcome::Done, JOB));
+        assert!(head.starts_with(&format!("post {death} http/1.1")), "{head}");
+    }
 }
 
 #[tokio::test]
@@ -375,8 +390,10 @@ async fn a_connection_that_was_idle_for_too_long_is_closed() {
 }
 
 #[tokio::test]
-async fn a_401_to_a_worker_without_a_secret_is_like_any_other_4xx() {
-    assert!(matches!(answered(answer("401 No", "", "")).await, Outcome::Failed(_)));
+async fn a_401_is_not_the_jobs_fault_and_says_what_to_do() {
+    let outcome = answered(answer("401 No", "", "")).await;
+    let Outcome::HandlerUnavailable(text) = outcome else { panic!("{outcome:?}") };
+    assert!(text.contains("set worker.handler.http.token_file"), "{text}");
 }
 
 #[tokio::test]
@@ -400,11 +417,11 @@ async fn a_secret_is_read_again_when_old_and_kept_while_its_file_is_away() {
 }
 
 #[test]
-fn the_signature_covers_time_and_body() {
-    // printf '1700000000.{"id":"1"}' | openssl dgst -sha256 -hmac key
+fn the_signature_covers_time_path_and_body() {
+    // printf '1700000000./jobs/execute?a=1.{"id":"1"}' | openssl dgst -sha256 -hmac key
     assert_eq!(
-        sign(b"key", 1_700_000_000, br#"{"id":"1"}"#).unwrap(),
-        "sha256=9e040cb90cefc5a04ab9a9848a74e2ff0489b4d8837b38d54555cb67e4f8e76e"
+        sign(b"key", 1_700_000_000, &"/jobs/execute?a=1".parse().unwrap(), br#"{"id":"1"}"#).unwrap(),
+        "sha256=a1b24ff74bdc140dbae87759bf6507625139f5ffb819c455d3e5059fb0361a94"
     );
 }
 
@@ -420,7 +437,8 @@ async fn a_request_is_signed_as_it_is_sent() {
     assert_eq!(outcome, Outcome::Done);
     let header = |name: &str| head.lines().find_map(|line| line.strip_prefix(name)).unwrap();
     let timestamp = header("x-jobqueue-timestamp: ").parse().unwrap();
-    assert_eq!(header("x-jobqueue-signature: "), sign(b"k3y", timestamp, body.as_bytes()).unwrap());
+    let expected = sign(b"k3y", timestamp, &"/jobs/execute".parse().unwrap(), body.as_bytes()).unwrap();
+    assert_eq!(header("x-jobqueue-signature: "), expected);
 }
 
 #[test]
@@ -517,9 +535,9 @@ async fn both_sides_prove_who_they_are() {
     assert!(accepted.is_err());
     assert!(matches!(outcome, Outcome::HandlerUnavailable(_)), "{outcome:?}");
 
-    // A server that does not know us has run nothing, but with TLS 1.3 it says so after the request left.
+    // A server that does not know us has run nothing, though with TLS 1.3 it says so after the request left.
     let http = Http::new(&trusting).unwrap();
     let (outcome, accepted) = tokio::join!(post(&http), accept());
     assert!(accepted.is_err());
-    assert!(matches!(outcome, Outcome::HandlerUnavailable(_) | Outcome::HandlerDied(_)), "{outcome:?}");
+    assert!(matches!(outcome, Outcome::HandlerUnavailable(_)), "{outcome:?}");
 }

@@ -33,15 +33,19 @@ enum Word {
     UnknownClass,
 }
 
-/// The outcome that a 2xx answer states. `whole` is false when the body was longer than what was read.
-pub(super) fn outcome(body: &[u8], whole: bool) -> Outcome {
+/// The outcome that a 2xx answer states. `whole` is false when the body was longer than what was read;
+/// `keeps_result` that a success brings its `result` along.
+pub(super) fn outcome(body: &[u8], whole: bool, keeps_result: bool) -> Outcome {
     let mut verdict = Verdict::default();
     let mut json = serde_json::Deserializer::from_slice(body);
     // An error here ends the reading, not the verdict: not JSON at all (its status code was its answer),
     // or cut off, and then what was met before the cut counts.
     let _ = Fill(&mut verdict).deserialize(&mut json);
     let object = body.trim_ascii_start().first() == Some(&b'{');
-    verdict.outcome(whole || !object)
+    match (verdict.outcome(whole || !object), verdict.result) {
+        (Outcome::Done, Some(result)) if keeps_result => Outcome::DoneWith(result.to_string().into()),
+        (outcome, _) => outcome,
+    }
 }
 
 /// Limits a delay from outside to what makes sense.
@@ -58,7 +62,10 @@ impl Verdict {
                 return Outcome::Released;
             }
             Some(Word::Kill) => return Outcome::Kill(self.failure(Reason::Killed)),
-            Some(Word::Discard) => return Outcome::Discard,
+            Some(Word::Discard) => {
+                let failed = self.status.as_ref().and_then(Value::as_str) == Some("failure");
+                return Outcome::Discard(failed.then(|| self.failure(Reason::Handler)));
+            }
             Some(Word::UnknownClass) | None => {}
         }
         if let Some(delay) = self.retry_in() {
@@ -172,7 +179,7 @@ mod tests {
     use super::*;
 
     fn said(body: &str) -> Outcome {
-        outcome(body.as_bytes(), true)
+        outcome(body.as_bytes(), true, false)
     }
 
     fn failed(error: &str) -> Outcome {
@@ -204,6 +211,18 @@ mod tests {
     }
 
     #[test]
+    fn a_success_brings_its_result_along_where_it_is_kept() {
+        let kept = |body: &str| outcome(body.as_bytes(), true, true);
+        let answer = r#"{"status":"success","result":{"b":12345678901234567890,"a":[1.50]}}"#;
+        assert_eq!(kept(answer), Outcome::DoneWith(r#"{"b":12345678901234567890,"a":[1.50]}"#.into()));
+        assert_eq!(kept(r#"{"result":"text"}"#), Outcome::DoneWith("\"text\"".into()));
+        for without in ["", "OK", "{}", r#"{"status":"success"}"#] {
+            assert_eq!(kept(without), Outcome::Done, "{without}");
+        }
+        assert!(matches!(kept(r#"{"status":"failure","result":"no"}"#), Outcome::Failed(_)));
+    }
+
+    #[test]
     fn a_status_that_is_no_verdict_fails_and_says_so() {
         assert_eq!(
             said(r#"{"status":"ok"}"#),
@@ -219,7 +238,11 @@ mod tests {
             said(r#"{"status":"failure","result":"busy","retry_in":1.5}"#),
             Outcome::RetryIn(Duration::from_millis(1500), failure("busy"))
         );
-        assert_eq!(said(r#"{"status":"failure","discard":true}"#), Outcome::Discard);
+        assert_eq!(
+            said(r#"{"status":"failure","discard":true,"error_message":"no"}"#),
+            Outcome::Discard(Some(failure("no")))
+        );
+        assert_eq!(said(r#"{"status":"success","discard":true}"#), Outcome::Discard(None));
         assert_eq!(
             said(r#"{"status":"failure","result":"no","kill":true}"#),
             Outcome::Kill(Failure::new(Reason::Killed, "no"))
@@ -250,7 +273,7 @@ mod tests {
 
     #[test]
     fn of_an_answer_that_is_too_long_the_beginning_counts() {
-        let cut = |body: &str| outcome(body.as_bytes(), false);
+        let cut = |body: &str| outcome(body.as_bytes(), false, false);
         assert_eq!(cut(r#"{"status":"success","result":"aaaa"#), Outcome::Done);
         assert_eq!(cut(r#"{"status":"failure","error_message":"no","backtrace":["aaa"#), failed("no"));
         assert!(matches!(cut(r#"{"result":"aaaa"#), Outcome::Failed(_)));

@@ -1,57 +1,60 @@
-//! `peek`: the next jobs of the queues, or the newest dead letters and completed jobs.
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD as BASE64;
+//! `peek`: the next jobs of the queues, the next due, or the newest dead letters and completed jobs.
 use bytes::Bytes;
-use jobqueue::effects::Side;
-use jobqueue::job::NotAJob;
-use jobqueue::keys::{Keys, QueueKeys};
+use jobqueue::keys::Keys;
 use jobqueue::protocol::Protocol;
-use jobqueue::store::PageKind;
-use serde_json::{Map, Value};
 
-use super::table::{Table, age_since, shown};
+use super::dlq::{Letter, Summary, letters_table, own_json};
+use super::places::{At, Entry, Place, Walk, of_shard};
+use super::table::{Table, age, age_since, or_dash, shown};
 use super::{Admin, AdminError, End, answer};
 use crate::cli::Peek;
 
-/// Where to look.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
-    /// A queue by its index.
-    Queue(usize),
+/// What to look at.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Wanted {
+    /// A queue by its name.
+    Queue(String),
     /// All queues, in the order they are served.
     Queues,
+    Delayed,
     Dead,
     Completed,
 }
 
-/// An entry and where it was found.
-#[derive(Debug)]
-struct Entry {
-    queue: String,
-    suspect: bool,
-    raw: Bytes,
+impl Wanted {
+    fn is_at(&self, at: &At) -> bool {
+        let queued = matches!(at.place, Place::Suspect | Place::Waiting);
+        match self {
+            Self::Queue(name) => queued && at.queue.as_ref() == Some(name),
+            Self::Queues => queued,
+            Self::Delayed => at.place.is_delayed(),
+            Self::Dead => at.place == Place::Dead,
+            Self::Completed => at.place == Place::Completed,
+        }
+    }
 }
 
-pub async fn run(admin: &mut Admin, peek: &Peek) -> Result<End, AdminError> {
-    let place = place(&peek.queue, &admin.engine.shards)?;
+pub async fn run(admin: &mut Admin<'_>, peek: &Peek) -> Result<End, AdminError> {
+    let wanted = wanted(&peek.queue, &admin.engine.shards)?;
+    if wanted == Wanted::Completed && admin.is_sidekiq() {
+        return Err(AdminError::Usage("--queue completed: Sidekiq keeps no jobs that are done".into()));
+    }
     let count = usize::try_from(peek.count).unwrap_or(usize::MAX);
-    let from = match admin.engine.protocol.consuming_side() {
-        Side::Left => PageKind::Head,
-        Side::Right => PageKind::Tail,
+    let (names, side) = (admin.names(), admin.engine.protocol.consuming_side());
+    let of = |keys: &Keys| {
+        let places = of_shard(keys, names.as_ref(), side).into_iter();
+        places.filter(|at| wanted.is_at(at)).collect::<Vec<_>>()
     };
-    let (mut entries, mut cut, mut now_ms) = (Vec::new(), false, 0);
-    for (key_at, kind) in sources(place, &admin.engine.shards[0], from) {
+    let (mut entries, mut cut, mut now_ms): (Vec<(At, Entry)>, _, _) = (Vec::new(), false, 0);
+    for at in 0..of(&admin.engine.shards[0]).len() {
         let mut columns = Vec::new();
         for session in &mut admin.shards {
-            let (queue, suspect, key) = named(&session.keys, key_at);
-            let page = session.page(&key, kind, count).await?;
+            let Some(place) = of(&session.keys).into_iter().nth(at) else { continue };
+            let mut walk = Walk::new(place.clone());
+            let page = walk.page(session, &*admin.engine.protocol, count).await?;
             now_ms = session.now_ms();
-            cut |= page.entries.len() < count && (page.entries.len() as u64) < page.length;
-            columns.push(page.entries.into_iter().map(move |raw| Entry {
-                queue: queue.clone(),
-                suspect,
-                raw,
-            }));
+            cut |= page.len() < count && (page.len() as u64) < walk.length;
+            columns.push(page.into_iter().map(move |entry| (place.clone(), entry)));
         }
         // Shards are served side by side: show them in turns.
         while !columns.is_empty() && entries.len() < count {
@@ -63,95 +66,74 @@ pub async fn run(admin: &mut Admin, peek: &Peek) -> Result<End, AdminError> {
     }
     cut &= entries.len() < count;
     entries.truncate(count);
-    let protocol = &*admin.engine.protocol;
-    let queues = &admin.engine.shards;
-    let table = || match place {
-        Place::Dead => dead_table(&entries, queues, now_ms),
-        _ => jobs_table(&entries, protocol, place, now_ms),
+    let keys = &admin.engine.shards[0];
+    let table = || match wanted {
+        Wanted::Dead => dead_table(&entries, keys, now_ms),
+        _ => jobs_table(&entries, &*admin.engine.protocol, now_ms),
     };
-    answer(peek.output, table, || entries.iter().map(|entry| own_json(&entry.raw)).collect())?;
+    answer(peek.common, table, || entries.iter().map(|(at, entry)| own_json(&at.job(entry))).collect())?;
     if cut {
         eprintln!("Showed {} entries: those that follow are too large to read at once", entries.len());
     }
     Ok(End::Done)
 }
 
-/// A queue by name or key, `dead` or `completed`; nothing means all queues.
-fn place(wanted: &str, shards: &[Keys]) -> Result<Place, AdminError> {
-    let queues = &shards[0].queues;
-    match wanted {
-        "" => return Ok(Place::Queues),
-        "dead" => return Ok(Place::Dead),
-        "completed" => return Ok(Place::Completed),
+/// A queue by name or key, `delayed`, `dead` or `completed`; nothing means all queues.
+fn wanted(queue: &str, shards: &[Keys]) -> Result<Wanted, AdminError> {
+    match queue {
+        "" => return Ok(Wanted::Queues),
+        "delayed" => return Ok(Wanted::Delayed),
+        "dead" => return Ok(Wanted::Dead),
+        "completed" => return Ok(Wanted::Completed),
         _ => {}
     }
-    let named = queues.iter().position(|queue| queue.name == wanted);
-    named.or_else(|| queues.iter().position(|queue| queue.queue == wanted)).map(Place::Queue).ok_or_else(
-        || {
-            let known: Vec<&str> = queues.iter().map(|queue| queue.name.as_str()).collect();
-            AdminError::Usage(format!(
-                "--queue {}: there is no such queue, only {}, dead and completed",
-                shown(wanted),
-                known.join(", ")
-            ))
-        },
-    )
-}
-
-/// One key of a shard, by position, so that every shard's can be named.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum KeyAt {
-    Suspects(usize),
-    Queue(usize),
-    Dead,
-    Completed,
-}
-
-/// The keys to read, first out first: suspects are served before their queue.
-fn sources(place: Place, keys: &Keys, from: PageKind) -> Vec<(KeyAt, PageKind)> {
-    let queue = |at: usize| [(KeyAt::Suspects(at), from), (KeyAt::Queue(at), from)];
-    match place {
-        Place::Queue(at) => queue(at).to_vec(),
-        Place::Queues => (0..keys.queues.len()).flat_map(queue).collect(),
-        Place::Dead => vec![(KeyAt::Dead, PageKind::Head)],
-        Place::Completed => vec![(KeyAt::Completed, PageKind::Head)],
+    match queue_named(queue, shards) {
+        Some(name) => Ok(Wanted::Queue(name)),
+        None => Err(no_such_queue(queue, shards, ", delayed, dead and completed")),
     }
 }
 
-fn named(keys: &Keys, at: KeyAt) -> (String, bool, String) {
-    match at {
-        KeyAt::Suspects(at) => (keys.queues[at].name.clone(), true, keys.queues[at].suspects.clone()),
-        KeyAt::Queue(at) => (keys.queues[at].name.clone(), false, keys.queues[at].queue.clone()),
-        KeyAt::Dead => (String::new(), false, keys.dead_letters()),
-        KeyAt::Completed => (String::new(), false, keys.completed()),
-    }
+/// A queue's name, by its name or key.
+pub fn queue_named(wanted: &str, shards: &[Keys]) -> Option<String> {
+    let queues = || shards.iter().flat_map(|keys| &keys.queues);
+    let by_name = queues().find(|queue| queue.name == wanted);
+    by_name.or_else(|| queues().find(|queue| queue.queue == wanted)).map(|queue| queue.name.clone())
 }
 
-fn jobs_table(entries: &[Entry], protocol: &dyn Protocol, place: Place, now_ms: u64) -> String {
-    let mut table = Table::new(&["ID", "QUEUE", "STATE", "RETRIES", "AGE", "FILE"]);
-    for entry in entries {
-        let state = match (place, entry.suspect) {
-            (Place::Completed, _) => "completed",
-            (_, true) => "suspect",
-            (_, false) => "waiting",
+/// That there is none, and which there are.
+pub fn no_such_queue(wanted: &str, shards: &[Keys], besides: &str) -> AdminError {
+    let known: Vec<&str> = shards[0].queues.iter().map(|queue| queue.name.as_str()).collect();
+    let (wanted, known) = (shown(wanted), known.join(", "));
+    AdminError::Usage(format!("--queue {wanted}: there is no such queue, only {known}{besides}"))
+}
+
+fn jobs_table(entries: &[(At, Entry)], protocol: &dyn Protocol, now_ms: u64) -> String {
+    let what = if protocol.records().is_some() { "TYPE" } else { "FILE" };
+    let mut table = Table::new(&["ID", "QUEUE", "STATE", "RETRIES", "AGE", what]);
+    for (at, entry) in entries {
+        let state = match at.moment(entry).filter(|_| at.place.is_delayed()) {
+            Some(due) if due > now_ms => format!("due in {}", age(due - now_ms)),
+            Some(_) => "due".to_owned(),
+            None => at.place.as_str().to_owned(),
         };
-        let cells = match protocol.decode(entry.raw.clone()) {
+        let queue = at.queue.clone().unwrap_or_default();
+        let cells = match at.read(entry, protocol) {
             Ok(job) => {
                 let fields = &job.fields;
-                let queue = if entry.queue.is_empty() { &fields.priority } else { &entry.queue };
+                let queue = if queue.is_empty() { &fields.priority } else { &queue };
                 [
                     shown(&fields.id),
                     or_dash(shown(queue)),
-                    state.to_owned(),
+                    state,
                     fields.retries.to_string(),
-                    age_since(&fields.creation_time, now_ms),
-                    or_dash(shown(&fields.filepath)),
+                    since(&job.raw, &fields.creation_time, now_ms),
+                    or_dash(shown(if fields.filepath.is_empty() { &fields.kind } else { &fields.filepath })),
                 ]
             }
             Err((raw, why)) => {
-                let state = if matches!(why, NotAJob::Oversize { .. }) { "oversize" } else { "malformed" };
+                let state = why.reason().as_str();
                 let dash = || "-".to_owned();
-                [dash(), or_dash(entry.queue.clone()), state.to_owned(), dash(), dash(), readable(&raw)]
+                [dash(), or_dash(queue), state.to_owned(), dash(), dash(), readable(&raw)]
             }
         };
         table.row(cells.into());
@@ -159,49 +141,32 @@ fn jobs_table(entries: &[Entry], protocol: &dyn Protocol, place: Place, now_ms: 
     table.to_string()
 }
 
-fn dead_table(entries: &[Entry], shards: &[Keys], now_ms: u64) -> String {
-    let mut table = Table::new(&["ID", "QUEUE", "RETRIES", "AGE", "REASON", "ERROR"]);
-    for entry in entries {
-        let Ok(letter) = serde_json::from_slice::<Map<String, Value>>(&entry.raw) else {
-            let dash = || "-".to_owned();
-            table.row(vec![dash(), dash(), dash(), dash(), "malformed".to_owned(), readable(&entry.raw)]);
-            continue;
-        };
-        let text = |name: &str| letter.get(name).and_then(Value::as_str).unwrap_or_default();
-        let by_key = |queue: &&QueueKeys| queue.queue == text("origin_queue");
-        let queue = shards.iter().flat_map(|keys| &keys.queues).find(by_key);
-        let queue = queue.map_or_else(|| text("priority"), |queue| queue.name.as_str());
-        let retries = letter.get("retries").filter(|retries| retries.is_number()).map(Value::to_string);
-        table.row(vec![
-            or_dash(shown(text("id"))),
-            or_dash(shown(queue)),
-            or_dash(retries.unwrap_or_default()),
-            age_since(text("failed_at"), now_ms),
-            or_dash(shown(text("reason"))),
-            or_dash(shown(text("error"))),
-        ]);
+/// How long ago a job was made, or enqueued.
+fn since(raw: &[u8], creation_time: &str, now_ms: u64) -> String {
+    let enqueued = || jobqueue::job::waits_since_ms(raw).map(|ms| age(now_ms.saturating_sub(ms)));
+    match age_since(creation_time, now_ms) {
+        unknown if unknown == "-" => enqueued().unwrap_or(unknown),
+        known => known,
     }
-    table.to_string()
 }
 
-fn or_dash(text: String) -> String {
-    if text.is_empty() { "-".to_owned() } else { text }
+fn dead_table(entries: &[(At, Entry)], keys: &Keys, now_ms: u64) -> String {
+    let letters: Vec<Summary> = (entries.iter())
+        .map(|(_, entry)| {
+            let mut summary =
+                Summary::of(&Letter::of(entry.raw.clone(), entry.score.clone()), keys, now_ms, false);
+            if summary.reason.as_deref() == Some("malformed") && summary.error.is_none() {
+                summary.error = Some(readable(&entry.raw));
+            }
+            summary
+        })
+        .collect();
+    letters_table(&letters).to_string()
 }
 
 /// As much of some bytes as a person can read.
-fn readable(raw: &[u8]) -> String {
+fn readable(raw: &Bytes) -> String {
     or_dash(shown(&String::from_utf8_lossy(&raw[..raw.len().min(1024)])))
-}
-
-/// What stands in Redis if that is a JSON object, else its bytes under `raw`, as dead letters keep them.
-fn own_json(raw: &Bytes) -> Value {
-    if let Ok(object) = serde_json::from_slice::<Map<String, Value>>(raw) {
-        return Value::Object(object);
-    }
-    match std::str::from_utf8(raw) {
-        Ok(text) => serde_json::json!({ "raw": text }),
-        Err(_) => serde_json::json!({ "raw_encoding": "base64", "raw": BASE64.encode(raw) }),
-    }
 }
 
 #[cfg(test)]
@@ -216,42 +181,27 @@ mod tests {
 
     #[test]
     fn a_queue_is_found_by_name_and_by_key() {
-        let found = |wanted: &str| place(wanted, &shards()).unwrap();
-        assert_eq!(found("low"), Place::Queue(1));
-        assert_eq!(found("jobqueue:high_priority"), Place::Queue(0));
-        assert_eq!(found("dead"), Place::Dead);
-        assert_eq!(found(""), Place::Queues);
+        let found = |queue: &str| wanted(queue, &shards()).unwrap();
+        assert_eq!(found("low"), Wanted::Queue("low".into()));
+        assert_eq!(found("jobqueue:high_priority"), Wanted::Queue("high".into()));
+        assert_eq!(found("dead"), Wanted::Dead);
+        assert_eq!(found(""), Wanted::Queues);
     }
 
     #[test]
     fn an_unknown_queue_is_told_which_there_are() {
-        let said = place("hgih", &shards()).unwrap_err().to_string();
-        assert_eq!(said, "--queue hgih: there is no such queue, only high, low, dead and completed");
-    }
-
-    #[test]
-    fn suspects_come_before_their_queue() {
-        let order: Vec<_> =
-            sources(Place::Queues, &shards()[0], PageKind::Tail).into_iter().map(|(key, _)| key).collect();
-        assert_eq!(order, [KeyAt::Suspects(0), KeyAt::Queue(0), KeyAt::Suspects(1), KeyAt::Queue(1)]);
-    }
-
-    #[test]
-    fn an_entry_is_its_own_json_or_its_bytes() {
-        let of = |raw: &'static [u8]| own_json(&Bytes::from_static(raw)).to_string();
-        assert_eq!(of(br#"{"b":123456789012345678901,"a":1.50}"#), r#"{"b":123456789012345678901,"a":1.50}"#);
-        assert_eq!(of(b"5"), r#"{"raw":"5"}"#);
-        assert_eq!(of(b"\xff"), r#"{"raw_encoding":"base64","raw":"/w=="}"#);
+        let said = wanted("hgih", &shards()).unwrap_err().to_string();
+        assert_eq!(said, "--queue hgih: there is no such queue, only high, low, delayed, dead and completed");
     }
 
     #[test]
     fn malformed_entries_are_shown_as_such() {
-        let entry =
-            |raw: &'static [u8]| Entry { queue: "high".into(), suspect: false, raw: Bytes::from_static(raw) };
         let engine = Engine::new(&Config::default());
-        let table = jobs_table(&[entry(b"\x1b[2Jboo")], &*engine.protocol, Place::Queue(0), 0);
+        let places = of_shard(&engine.shards[0], None, engine.protocol.consuming_side());
+        let entry = |raw: &'static [u8]| Entry::new(Bytes::from_static(raw), None);
+        let table = jobs_table(&[(places[1].clone(), entry(b"\x1b[2Jboo"))], &*engine.protocol, 0);
         assert!(table.contains("malformed") && table.contains("\\u{1b}[2Jboo"), "{table}");
-        let table = dead_table(&[entry(b"\x00")], &engine.shards, 0);
+        let table = dead_table(&[(places[1].clone(), entry(b"\x00"))], &engine.shards[0], 0);
         assert!(table.contains("malformed") && table.contains("\\u{0}"), "{table}");
     }
 }

@@ -1,6 +1,8 @@
 //! Answers for people: aligned columns as kubectl prints them, and nothing that could garble a terminal.
 use std::fmt::{self, Write as _};
 
+use unicode_width::UnicodeWidthStr as _;
+
 /// Text from jobs is cut after this many characters.
 const WIDEST: usize = 80;
 
@@ -26,18 +28,14 @@ impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let columns = self.rows.first().map_or(0, Vec::len);
         let width = |column: usize| {
-            self.rows
-                .iter()
-                .filter_map(|row| row.get(column))
-                .map(|cell| cell.chars().count())
-                .max()
-                .unwrap_or(0)
+            self.rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.width()).max().unwrap_or(0)
         };
         let widths: Vec<usize> = (0..columns).map(width).collect();
         for row in &self.rows {
             let mut line = String::new();
             for (cell, width) in row.iter().zip(&widths) {
-                let _ = write!(line, "{cell:width$}   ");
+                let padding = width.saturating_sub(cell.width()) + 3;
+                let _ = write!(line, "{cell}{:padding$}", "");
             }
             writeln!(f, "{}", line.trim_end())?;
         }
@@ -58,11 +56,25 @@ pub fn shown(text: &str) -> String {
     safe
 }
 
+/// The same text whole: what a finding or an error says.
+pub fn whole(text: &str) -> String {
+    let mut safe = String::with_capacity(text.len());
+    for c in text.chars() {
+        if unsafe_to_print(c) { safe.extend(c.escape_default()) } else { safe.push(c) }
+    }
+    safe
+}
+
 /// JSON with the same care: a character that a terminal obeys is written as its escape.
 pub fn json(value: &serde_json::Value) -> String {
-    let pretty = serde_json::to_string_pretty(value).unwrap_or_default();
-    let mut safe = String::with_capacity(pretty.len() + 1);
-    for c in pretty.chars() {
+    let mut text = escaped(&serde_json::to_string_pretty(value).unwrap_or_default());
+    text.push('\n');
+    text
+}
+
+fn escaped(json: &str) -> String {
+    let mut safe = String::with_capacity(json.len() + 1);
+    for c in json.chars() {
         // Line breaks are the layout's: those of strings are escaped already.
         if c != '\n' && unsafe_to_print(c) {
             let mut units = [0; 2];
@@ -73,14 +85,54 @@ pub fn json(value: &serde_json::Value) -> String {
             safe.push(c);
         }
     }
-    safe.push('\n');
     safe
+}
+
+/// One line of JSON, with the same care.
+pub fn json_line(value: &serde_json::Value) -> String {
+    escaped(&value.to_string())
+}
+
+/// YAML with the same care: such a character is shown as its escape, which YAML has only in some places.
+pub fn yaml(value: &serde_json::Value) -> String {
+    fn safe(value: &serde_json::Value) -> serde_json::Value {
+        use serde_json::Value;
+        let text = |text: &str| {
+            text.chars().fold(String::with_capacity(text.len()), |mut safe, c| {
+                if c != '\n' && unsafe_to_print(c) {
+                    safe.extend(c.escape_default());
+                } else {
+                    safe.push(c);
+                }
+                safe
+            })
+        };
+        match value {
+            Value::String(plain) => Value::from(text(plain)),
+            Value::Array(items) => items.iter().map(safe).collect(),
+            Value::Object(fields) => fields.iter().map(|(name, value)| (text(name), safe(value))).collect(),
+            other => other.clone(),
+        }
+    }
+    let safe = safe(value);
+    // JSON is YAML: whatever the serializer cannot lay out nicely is still a valid document.
+    let mut text =
+        serde_saphyr::to_string(&jobqueue::config::Plain(&safe)).unwrap_or_else(|_| safe.to_string());
+    if !text.ends_with('\n') {
+        text.push('\n');
+    }
+    text
 }
 
 /// Control characters, and those that hide text or turn its direction.
 fn unsafe_to_print(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+}
+
+/// Text, or a dash where there is none.
+pub fn or_dash(text: String) -> String {
+    if text.is_empty() { "-".to_owned() } else { text }
 }
 
 /// How long ago, in the unit that matters.
@@ -127,6 +179,14 @@ mod tests {
         let text = json(&value);
         assert!(text.chars().all(|c| c == '\n' || !unsafe_to_print(c)), "{text}");
         assert_eq!(serde_json::from_str::<serde_json::Value>(&text).unwrap(), value);
+    }
+
+    #[test]
+    fn yaml_is_as_safe_and_has_plain_numbers() {
+        let text = yaml(&serde_json::json!({ "count": 3, "rate": 0.5, "raw": "a\u{1b}[2J\u{202e}" }));
+        assert_eq!(text.lines().next(), Some("count: 3"), "{text}");
+        assert!(text.contains("rate: 0.5\n") && text.contains("u{1b}"), "{text}");
+        assert!(text.chars().all(|c| c == '\n' || !unsafe_to_print(c)), "{text}");
     }
 
     #[test]

@@ -44,7 +44,9 @@ pub(super) async fn reap(engine: Engine, keys: Keys, config: Config, shared: Arc
         Reaper::new(engine.session(&keys), Arc::clone(&engine.protocol), reaper_settings(&config));
     // ± 25 %, so that fleets do not synchronise.
     let interval = || config.worker.reaper.interval.get().mul_f64(fastrand::f64().mul_add(0.5, 0.75));
-    while !stopped.within(interval()).await {
+    let mut wait = interval();
+    while !stopped.within(wait).await {
+        wait = interval();
         let outcome = async {
             if reaper.is_relieved().await? {
                 return Ok(None);
@@ -54,6 +56,9 @@ pub(super) async fn reap(engine: Engine, keys: Keys, config: Config, shared: Arc
         match outcome.await {
             Ok(None) => {}
             Ok(Some(pass)) => {
+                if pass.more {
+                    wait = Duration::ZERO;
+                }
                 if !pass.moved.is_empty() {
                     tracing::warn!(count = pass.moved.len(), "Reaped jobs");
                 }

@@ -18,32 +18,47 @@ module Jobqueue
 
       # `job_class` is nil when it could not be loaded.
       def of_failure(exception, job_class)
-        failed = FailedJob.new(@job["retry"].nil? ? @job.merge("retry" => default_retry(job_class)) : @job, exception)
+        failed = failed_job(exception, job_class)
         case decide(failed)
-        when :never
-          run_death_handlers(failed.job, exception)
-          verdict(exception, discard: true)
-        when :exhausted then of_death(failed.job, exception, job_class)
+        when :never then never_retried(failed.job, exception)
+        when :exhausted then exhausted(failed.job, exception, job_class)
         else retried(failed, exception, job_class)
         end
       end
 
-      # The job dies: of exhausted retries, or because the worker says so.
-      def of_death(job, exception, job_class)
-        said = guarded("Error calling retries_exhausted", job) do
-          block_of(job_class, :sidekiq_retries_exhausted_block)&.call(job, exception)
-        end
-        discarded = job["dead"] == false || said == :discard
-        run_death_handlers(job, exception)
-        verdict(exception, **(discarded ? { discard: true } : { kill: true }))
+      # The worker gives the job up, whatever its retries.
+      def of_death(exception, job_class)
+        job = failed_job(exception, job_class).job
+        job["retry"] ? exhausted(job, exception, job_class) : never_retried(job, exception)
       end
 
       private
 
+      def failed_job(exception, job_class)
+        FailedJob.new(@job["retry"].nil? ? @job.merge("retry" => default_retry(job_class)) : @job, exception)
+      end
+
+      def never_retried(job, exception)
+        run_death_handlers(job, exception)
+        verdict(exception, discard: true)
+      end
+
+      def exhausted(job, exception, job_class)
+        said = guarded("Error calling retries_exhausted", job) do
+          ask(block_of(job_class, :sidekiq_retries_exhausted_block), job, exception)
+        end
+        forgotten = job["dead"] == false || said == :discard
+        run_death_handlers(forgotten ? discarded(job) : job, exception)
+        verdict(exception, **(forgotten ? { discard: true } : { kill: true }))
+      end
+
       def decide(failed)
         return :never unless failed.job["retry"]
-        # Of a job that does not say, the worker cannot know what its class says.
-        return @last ? :exhausted : :again unless @last.nil? || @job["retry"].nil?
+        # Of a job that does not say, the worker cannot know what its class says; and the time of one that may be retried
+        # for some time may have ended since.
+        unless @last.nil? || @job["retry"].nil? || (@last == false && @job["retry_for"])
+          return @last ? :exhausted : :again
+        end
 
         RetryRule.after_failure(failed.job, count: failed.count, max_retries: @sidekiq.max_retries,
                                             failed_at: failed.failed_at, now: Time.now.to_f,
@@ -53,12 +68,12 @@ module Jobqueue
       def retried(failed, exception, job_class)
         said = guarded("Failure scheduling retry using the defined `sidekiq_retry_in` in #{job_class}, " \
                        "falling back to default") do
-          block_of(job_class, :sidekiq_retry_in_block)&.call(failed.count, exception, failed.job)
+          ask(block_of(job_class, :sidekiq_retry_in_block), failed.count, exception, failed.job)
         end
         case said
-        when :kill then of_death(failed.job, exception, job_class)
+        when :kill then exhausted(failed.job, exception, job_class)
         when :discard
-          run_death_handlers(failed.job, exception) if SidekiqRuntime.since?("8.0.7")
+          run_death_handlers(discarded(failed.job), exception) if SidekiqRuntime.since?("8.0.7")
           verdict(exception, discard: true)
         else
           seconds = said.respond_to?(:to_i) ? said.to_i : 0
@@ -72,6 +87,13 @@ module Jobqueue
         Verdict.failed(exception, backtrace: asked ? @sidekiq.backtrace(exception, asked) : nil, **words)
       end
 
+      # As its handlers see it.
+      def discarded(job)
+        return job unless SidekiqRuntime.since?("8.0.8")
+
+        job.merge("discarded_at" => Process.clock_gettime(Process::CLOCK_REALTIME, :millisecond))
+      end
+
       def run_death_handlers(job, exception)
         @sidekiq.death_handlers.each do |handler|
           guarded("Error calling death handler", job) { handler.call(job, exception) }
@@ -83,6 +105,15 @@ module Jobqueue
         wrapped = @job["wrapped"]
         job_class = Object.const_get(wrapped) if wrapped
         job_class.public_send(name) if job_class.respond_to?(name)
+      end
+
+      # With as many arguments as it takes: the third came with Sidekiq 6.5, and a lambda for two refuses it.
+      def ask(block, *args)
+        return if block.nil?
+
+        kinds = block.parameters.map(&:first)
+        args = args.first((kinds - [:block]).size) if block.lambda? && !kinds.include?(:rest)
+        block.call(*args)
       end
 
       def default_retry(job_class)

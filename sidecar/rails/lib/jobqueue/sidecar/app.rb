@@ -5,19 +5,18 @@ require "rack"
 require "jobqueue/sidecar/authentication"
 require "jobqueue/sidecar/execution"
 require "jobqueue/sidecar/gate"
+require "jobqueue/sidecar/job_died"
 require "jobqueue/sidecar/memory"
+require "jobqueue/sidecar/runs"
 require "jobqueue/sidecar/sidekiq_runtime"
 require "jobqueue/sidecar/verdict"
 
 module Jobqueue
   module Sidecar
-    # What the worker said the job died of.
-    class JobDied < Error; end
-
     # The Rack application: POST /jobs/execute, POST /jobs/death, GET /health. README.md has the contract.
     class App
       # Seconds until a slot may be free: the least that the header can say.
-      RETRY_WHEN_FULL = "1"
+      RETRY_SOON = "1"
       # Header values go into log lines.
       PRINTABLE = /\A[\x21-\x7e]{1,128}\z/.freeze
 
@@ -30,15 +29,18 @@ module Jobqueue
         @sidekiq = sidekiq
         @authentication = Authentication.new(settings)
         @gate = Gate.new(settings.concurrency, interrupt: sidekiq.shutdown)
+        @runs = Runs.new
         @memory = memory
         @stop = stop
+        # Why it takes no more jobs though nobody told it to stop.
+        @draining = false
       end
 
       def call(env)
         case env["PATH_INFO"]
         when "/health" then only("GET", env) { health }
         when "/jobs/execute" then only("POST", env) { posted(env) { |job, json| execute(job, json, env) } }
-        when "/jobs/death" then only("POST", env) { posted(env) { |job, json| die(job, json) } }
+        when "/jobs/death" then only("POST", env) { posted(env) { |job, json| die(job, json, env) } }
         else answer(404, { status: "error", result: "there is nothing here" })
         end
       end
@@ -52,10 +54,14 @@ module Jobqueue
         answer(405, { status: "error", result: "only #{method}" }, "allow" => allowed.join(", "))
       end
 
+      # Whoever asks starts this process again when the answer is not 200. So it is 200 while it waits for its last jobs.
       def health
-        open = gate.open?
-        answer(open ? 200 : 503, { status: open ? "ok" : "stopping", rails_loaded: rails_loaded?,
-                                   concurrency: gate.capacity, busy: gate.busy })
+        watch_memory
+        status, word = if gate.stuck? then [503, "stuck"]
+                       elsif gate.open? then [200, "ok"]
+                       else @draining ? [200, "draining"] : [503, "stopping"]
+                       end
+        answer(status, { status: word, rails_loaded: rails_loaded?, concurrency: gate.capacity, busy: gate.busy })
       end
 
       def rails_loaded?
@@ -85,7 +91,8 @@ module Jobqueue
         return "a job is a JSON object" unless job.is_a?(Hash)
         return "class: must be a text" unless job["class"].is_a?(String) && !job["class"].empty?
 
-        "args: must be an array" unless job["args"].is_a?(Array)
+        # Without any, `perform` is called with none, as Sidekiq does.
+        "args: must be an array" unless job["args"].nil? || job["args"].is_a?(Array)
       end
 
       def unauthorized(reason)
@@ -94,31 +101,45 @@ module Jobqueue
       end
 
       def execute(job, json, env)
-        in_a_slot do
-          Execution.new(job, json, sidekiq: @sidekiq, last: last_attempt(env), context: context(env),
-                                   stopping: -> { !gate.open? }).call
-        end
+        deadline = deadline(env)
+        execution = Execution.new(job, json, sidekiq: @sidekiq, last: last_attempt(env), context: context(env),
+                                             stopping: -> { !gate.open? })
+        outcome = @runs.during(job["jid"], deadline) { |run| gate.run(deadline: deadline) { execution.call(run) } }
+        outcome = hanging(execution, deadline) if outcome == :overdue
+        answered(outcome)
+      rescue @sidekiq.shutdown
+        # It came between the job's end and its verdict.
+        answered(Verdict.interrupted)
       end
 
-      def die(job, json)
-        reason = JobDied.new([job["error_class"], job["error_message"]].compact.join(": "))
-        in_a_slot do
-          outcome = Execution.new(job, json, sidekiq: @sidekiq).die(reason)
-          Verdict.new(status: "success", discard: outcome.words[:discard])
-        end
+      def die(job, json, env)
+        @runs.give_up(job["jid"])
+        answered(beyond(deadline(env)) { Execution.new(job, json, sidekiq: @sidekiq).die(JobDied.of(job)) })
+      rescue @sidekiq.shutdown
+        answered(Verdict.interrupted)
       end
 
-      def in_a_slot(&block)
-        outcome = begin
-          gate.run(&block)
-        rescue @sidekiq.shutdown
-          # It came between the job's end and its verdict.
-          Verdict.interrupted
-        end
+      # An earlier run of the job hangs, most likely. As a failure it comes again later, or ends at its last attempt, as
+      # after any timeout.
+      def hanging(execution, deadline)
+        @sidekiq.logger.warn("Failed a job: #{StillRunning::MESSAGE}")
+        beyond(deadline) { execution.refuse(StillRunning.new(StillRunning::MESSAGE)) }
+      end
+
+      # Handlers of a job that is given up, which may hold a slot here for as long as it likes. Few at once: they may be
+      # slow, and the threads that answer /health are not theirs.
+      def beyond(deadline, &block)
+        gate.run(beyond: true, deadline: deadline, &block)
+      end
+
+      def answered(outcome)
         case outcome
         when :full
           answer(503, { status: "unavailable", result: "all #{gate.capacity} slots are taken" },
-                 "retry-after" => RETRY_WHEN_FULL)
+                 "retry-after" => RETRY_SOON)
+        when :running
+          answer(503, { status: "unavailable", result: "an earlier run of this job has not ended here" },
+                 "retry-after" => RETRY_SOON)
         # Without Retry-After: the job had better go elsewhere than wait for this process.
         when :closed then answer(503, { status: "unavailable", result: "stopping" })
         else
@@ -128,7 +149,7 @@ module Jobqueue
       end
 
       # Ruby gives little memory back, and being killed for it costs the jobs that run: better to end in good order
-      # and be started again.
+      # and be started again. The jobs that run may end first.
       def watch_memory
         limit = @settings.memory_limit_bytes
         return if limit.nil? || !gate.open?
@@ -136,9 +157,23 @@ module Jobqueue
         resident = @memory.call
         return if resident.nil? || resident <= limit
 
-        gate.close
-        @sidekiq.logger.warn("Stopping: #{resident >> 20} MiB of memory are more than JOBQUEUE_MEMORY_LIMIT_MB")
-        @stop.call
+        # Before the gate: whoever sees it closed must see why.
+        @draining = true
+        return unless gate.close
+
+        @sidekiq.logger.warn("Stopping once its jobs have ended: #{resident >> 20} MiB of memory are more than " \
+                             "JOBQUEUE_MEMORY_LIMIT_MB")
+        Thread.new do
+          gate.drain(@settings.memory_drain_timeout)
+          @draining = false
+          @stop.call
+        end
+      end
+
+      # When the worker gives up waiting, by the gate's clock; nil when it does not say.
+      def deadline(env)
+        seconds = Float(env["HTTP_X_JOB_TIMEOUT"].to_s, exception: false)
+        gate.now + seconds if seconds&.finite? && seconds.positive?
       end
 
       # Whether the worker will try again when this attempt fails; nil when it does not say.

@@ -2,6 +2,7 @@
 
 require "digest"
 require "openssl"
+require "rack/request"
 require "rack/utils"
 require "jobqueue/sidecar/secret"
 
@@ -14,6 +15,7 @@ module Jobqueue
       LOOPBACK = %w[127.0.0.1 ::1 ::ffff:127.0.0.1].freeze
 
       def initialize(settings, now: -> { Time.now.to_i })
+        @local = settings.local?
         @token = settings.token_file && Secret.new(settings.token_file)
         @hmac_key = settings.hmac_key_file && Secret.new(settings.hmac_key_file)
         @clock_skew = settings.clock_skew
@@ -33,10 +35,21 @@ module Jobqueue
 
       private
 
+      # Both ends of the connection. Puma says 127.0.0.1 of a peer that is gone already, wherever it was; but nobody else's
+      # connection ends at our loopback address.
       def by_address(env)
-        return if LOOPBACK.include?(env["REMOTE_ADDR"])
+        return if LOOPBACK.include?(env["REMOTE_ADDR"]) && arrived_on_loopback?(env["puma.socket"])
 
         "without JOBQUEUE_TOKEN_FILE or JOBQUEUE_HMAC_KEY_FILE only loopback addresses are served"
+      end
+
+      def arrived_on_loopback?(socket)
+        return @local if socket.nil?
+
+        address = socket.to_io.local_address
+        address.unix? || LOOPBACK.include?(address.ip_address)
+      rescue SystemCallError, IOError
+        false
       end
 
       def by_token(env)
@@ -52,8 +65,10 @@ module Jobqueue
         return "no signature" if timestamp.empty? || given.empty?
         return "the timestamp is no number" unless timestamp.match?(/\A\d{1,12}\z/)
 
+        # As it stands in the request line: signed, a recorded request is of no use elsewhere.
+        path = Rack::Request.new(env).fullpath
         expected = @hmac_key.candidates.map do |key|
-          "sha256=#{OpenSSL::HMAC.hexdigest("SHA256", key, "#{timestamp}.".b + body)}"
+          "sha256=#{OpenSSL::HMAC.hexdigest("SHA256", key, "#{timestamp}.#{path}.".b + body)}"
         end
         # The signature first: who does not know the key does not learn what our clock says.
         return "wrong signature" unless any_equal?(expected, given)

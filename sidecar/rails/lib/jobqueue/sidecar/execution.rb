@@ -1,6 +1,7 @@
 # frozen_string_literal: true
 
 require "jobqueue/sidecar/aftermath"
+require "jobqueue/sidecar/runs"
 require "jobqueue/sidecar/verdict"
 
 module Jobqueue
@@ -20,27 +21,32 @@ module Jobqueue
         @verdict = nil
       end
 
-      def call
+      def call(running = Runs::Run.new)
+        @running = running
         started = now
         run.with(execution_time: (now - started).round(6))
       end
 
       # Runs no `perform`: the worker gave the job up, and says why.
       def die(exception)
-        reloaded do
-          job_class = begin
-            constantize(@job["class"])
-          rescue NameError
-            nil
-          end
-          aftermath.of_death(@job, exception, job_class)
-        end
+        @sidekiq.in_capsule { reloaded { aftermath.of_death(exception, known_class) } }
+      end
+
+      # Nor does this: it must not run now, which is one of its failures.
+      def refuse(exception)
+        @sidekiq.in_capsule { reloaded { aftermath.of_failure(exception, known_class) } }
       end
 
       private
 
+      def known_class
+        constantize(@job["class"])
+      rescue NameError
+        nil
+      end
+
       def run
-        logged { reloaded { attempt } }
+        @sidekiq.in_capsule { logged { reloaded { attempt } } }
         Verdict.done
       rescue Exception => e # rubocop:disable Lint/RescueException
         # Whatever a job raises, `exit` and SyntaxError too, is about that job and not about this process.
@@ -88,6 +94,8 @@ module Jobqueue
           return Verdict.failed(exception.cause || exception, discard: true)
         end
         report(exception)
+        return Verdict.failed(exception) if @running.given_up?
+
         aftermath.of_failure(exception, job_class)
       end
 

@@ -5,17 +5,26 @@ module Jobqueue
     # How many jobs run at once, and whether any more may start. A job that is refused here was not run, and costs
     # nothing: the answer is 503.
     class Gate
+      # How many run beside the slots at most: what is short and must not wait for the jobs in them.
+      BEYOND = 1
+
       # What is raised in a job that did not end in time; Sidekiq's own class when it is loaded, because jobs and
       # middleware know it.
       attr_reader :capacity, :interrupt
 
-      def initialize(capacity, interrupt:)
+      def initialize(capacity, interrupt:, clock: -> { Process.clock_gettime(Process::CLOCK_MONOTONIC) })
         @capacity = capacity
         @interrupt = interrupt
-        @running = []
+        @clock = clock
+        # The threads in their slots, and until when somebody waits for each; nil: for ever.
+        @running = {}
         @open = true
         @lock = Mutex.new
-        @emptied = ConditionVariable.new
+        @changed = ConditionVariable.new
+      end
+
+      def now
+        @clock.call
       end
 
       def busy
@@ -26,11 +35,18 @@ module Jobqueue
         @lock.synchronize { @open }
       end
 
-      # Runs the block in a slot and answers what it answered; :full or :closed without running it.
+      # Every slot is taken by a job that nobody waits for any more: this process does no work, and only an end of it
+      # frees a slot.
+      def stuck?
+        @lock.synchronize { @running.size >= capacity && overdue? }
+      end
+
+      # Runs the block in a slot and answers what it answered; :full or :closed without running it. `beyond` runs it
+      # beside the slots when they are taken. After `deadline`, by `now`, nobody waits for it.
       # Everything but the block itself is safe from the interruption of `stop`.
-      def run(&block)
+      def run(beyond: false, deadline: nil, &block)
         Thread.handle_interrupt(interrupt => :never) do
-          refusal = enter
+          refusal = enter(beyond, deadline)
           return refusal if refusal
 
           begin
@@ -41,9 +57,20 @@ module Jobqueue
         end
       end
 
-      # No job starts any more; those that run go on.
+      # No job starts any more; those that run go on. Answers whether it was open.
       def close
-        @lock.synchronize { @open = false }
+        @lock.synchronize { @open.tap { @open = false } }
+      end
+
+      # Waits until nothing runs that somebody waits for, `timeout` seconds at most (nil: as long as it takes).
+      def drain(timeout)
+        ends = timeout && (now + timeout)
+        @lock.synchronize do
+          until @running.empty? || overdue? || (ends && now >= ends)
+            # A deadline that passes wakes nobody.
+            @changed.wait(@lock, 1)
+          end
+        end
       end
 
       # Closes, waits until nothing runs, and interrupts what still does after `timeout` seconds.
@@ -53,21 +80,25 @@ module Jobqueue
         @lock.synchronize do
           @open = false
           while @running.any? && (left = deadline - now).positive?
-            @emptied.wait(@lock, left)
+            @changed.wait(@lock, left)
           end
           # Under the lock: a thread in the list is in its slot, so nothing else can be hit.
-          @running.each { |thread| thread.raise(interrupt) }.size
+          @running.each_key { |thread| thread.raise(interrupt) }.size
         end
       end
 
       private
 
-      def enter
+      def overdue?
+        @running.each_value.all? { |deadline| deadline && deadline < now }
+      end
+
+      def enter(beyond, deadline)
         @lock.synchronize do
           return :closed unless @open
-          return :full if @running.size >= capacity
+          return :full if @running.size >= capacity + (beyond ? BEYOND : 0)
 
-          @running << Thread.current
+          @running[Thread.current] = deadline
           nil
         end
       end
@@ -75,7 +106,7 @@ module Jobqueue
       def leave
         @lock.synchronize do
           @running.delete(Thread.current)
-          @emptied.broadcast if @running.empty?
+          @changed.broadcast
         end
         # An interruption that came when the job had just ended is of no use to anybody, least of all to the next
         # request of this thread.
@@ -84,10 +115,6 @@ module Jobqueue
         rescue interrupt
           nil
         end
-      end
-
-      def now
-        Process.clock_gettime(Process::CLOCK_MONOTONIC)
       end
     end
   end

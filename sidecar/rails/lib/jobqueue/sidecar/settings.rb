@@ -4,11 +4,13 @@ module Jobqueue
   module Sidecar
     # Everything that can be set, read once from the environment. All problems are told at once.
     class Settings
-      # What one thread of Puma more than there are slots is for: /health, and the 503 when every slot is taken.
-      SPARE_THREADS = 2
+      # Threads of Puma beside those of the slots: one for the handlers of a job that is given up, two for /health and the
+      # 503 when every slot is taken.
+      SPARE_THREADS = 3
+      LOOPBACK_BIND = %r{\A(?:unix://|\w+://(?:127\.\d+\.\d+\.\d+|\[::1\]|localhost)(?::|/|\?|\z))}.freeze
 
-      attr_reader :bind, :concurrency, :stop_timeout, :max_body_bytes, :memory_limit_bytes, :clock_skew,
-                  :token_file, :hmac_key_file
+      attr_reader :bind, :concurrency, :stop_timeout, :max_body_bytes, :memory_limit_bytes, :memory_drain_timeout,
+                  :clock_skew, :token_file, :hmac_key_file
 
       def initialize(env = ENV)
         @env = env
@@ -20,11 +22,19 @@ module Jobqueue
         @max_body_bytes = integer("JOBQUEUE_MAX_BODY_BYTES", 32 << 20, 1..(512 << 20))
         mib = integer("JOBQUEUE_MEMORY_LIMIT_MB", 0, 0..(1 << 24))
         @memory_limit_bytes = mib.zero? ? nil : mib << 20
+        seconds = integer("JOBQUEUE_MEMORY_DRAIN_TIMEOUT", 0, 0..86_400)
+        @memory_drain_timeout = seconds.zero? ? nil : seconds
         @clock_skew = integer("JOBQUEUE_CLOCK_SKEW", 300, 1..86_400)
         @token_file = text("JOBQUEUE_TOKEN_FILE")
         @hmac_key_file = text("JOBQUEUE_HMAC_KEY_FILE")
         secret_files_hold_something
+        strangers_are_refused
         raise Error, @problems.join("\n") unless @problems.empty?
+      end
+
+      # Nobody but processes of this machine, or pod, can connect.
+      def local?
+        LOOPBACK_BIND.match?(bind)
       end
 
       def threads
@@ -47,6 +57,17 @@ module Jobqueue
 
         @problems << "#{name}: #{value.inspect}: must be an integer from #{range.min} to #{range.max}"
         default
+      end
+
+      # Jobs are code: whoever may post one may run it. That others can connect has to be meant.
+      def strangers_are_refused
+        wish = text("JOBQUEUE_WITHOUT_SECRET")
+        if wish && wish != "loopback"
+          @problems << "JOBQUEUE_WITHOUT_SECRET: #{wish.inspect}: must be loopback, or not set"
+        elsif !local? && !token_file && !hmac_key_file && !wish
+          @problems << "JOBQUEUE_BIND: #{bind.inspect}: others can connect: set JOBQUEUE_TOKEN_FILE or " \
+                       "JOBQUEUE_HMAC_KEY_FILE, or JOBQUEUE_WITHOUT_SECRET=loopback to take jobs over loopback alone"
+        end
       end
 
       # A secret that is empty would be guessed by anybody; one that cannot be read refuses every job. Neither is

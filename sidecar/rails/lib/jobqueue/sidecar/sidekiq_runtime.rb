@@ -43,6 +43,20 @@ module Jobqueue
         CONFIG_OBJECT ? options.concurrency = number : options[:concurrency] = number
       end
 
+      # `Sidekiq.redis` of what runs in the block has the pool with that many connections, as in a processor's thread; the
+      # one outside has ten, whatever the concurrency.
+      def in_capsule
+        return yield unless CONFIG_OBJECT
+
+        begin
+          before = Thread.current[:sidekiq_capsule]
+          Thread.current[:sidekiq_capsule] = Sidekiq.default_configuration.default_capsule
+          yield
+        ensure
+          Thread.current[:sidekiq_capsule] = before
+        end
+      end
+
       def max_retries
         options[:max_retries] || DEFAULT_MAX_RETRIES
       end

@@ -10,6 +10,8 @@ module Jobqueue
       BODY_MAX = 60_000
       # As much as Sidekiq keeps of a message, in characters.
       MESSAGE_MAX = 10_000
+      # And in bytes of JSON: as many characters of four bytes, and the rest of the answer has room.
+      MESSAGE_BYTES = 45_000
       RESULT_MAX = 500
 
       attr_reader :words
@@ -43,10 +45,12 @@ module Jobqueue
 
         private
 
-        # Ten thousand control characters are six times as long when they are JSON.
+        # Ten thousand control characters are six times as long when they are JSON: of such a message, what fits.
         def fits(text)
-          text = text[0, text.size / 2] while JSON.generate(text).bytesize > BODY_MAX / 2
-          text
+          return text if JSON.generate(text).bytesize <= MESSAGE_BYTES
+
+          left = MESSAGE_BYTES
+          text.each_char.take_while { |char| (left -= JSON.generate(char).bytesize - 2).positive? }.join
         end
       end
 

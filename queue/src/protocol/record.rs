@@ -34,6 +34,11 @@ impl<'a> Record<'a> {
         serde_json::from_slice(raw).ok()
     }
 
+    /// Whether a field is there, whatever it holds.
+    pub fn has(&self, name: &str) -> bool {
+        self.0.iter().any(|(field, _)| field == name)
+    }
+
     /// A field, if it is there; of two with one name the last counts, as in Ruby.
     pub fn get(&self, name: &str) -> Option<Value> {
         let (_, text) = self.0.iter().rev().find(|(field, _)| field == name)?;
@@ -74,6 +79,11 @@ impl<'a> Record<'a> {
 
     /// The job's JSON.
     pub fn write(&self) -> Bytes {
+        Bytes::from(self.to_json())
+    }
+
+    /// The same as text.
+    pub fn to_json(&self) -> String {
         let size: usize = self.0.iter().map(|(name, text)| name.len() + text.get().len() + 4).sum();
         let mut json = String::with_capacity(size + 2);
         json.push('{');
@@ -86,7 +96,7 @@ impl<'a> Record<'a> {
             json.push_str(text.get());
         }
         json.push('}');
-        Bytes::from(json)
+        json
     }
 }
 

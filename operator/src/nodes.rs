@@ -1,0 +1,121 @@
+//! The nodes that workers run on: as much of each as it takes to know that it is lost.
+use std::collections::HashSet;
+use std::time::Duration;
+
+use futures::StreamExt;
+use futures::channel::mpsc::UnboundedSender;
+use kube::core::{ApiResource, GroupVersionKind, Object};
+use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::{self, Event, watcher};
+use kube::{Api, Client, ResourceExt};
+use serde::{Deserialize, Serialize};
+
+use crate::pods::{PodCondition, Pods};
+use crate::rescue::{self, Death};
+
+/// What an administrator says of a node that is certainly down.
+const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
+/// How often it is asked whether a node is really gone, and how long to wait in between.
+const QUESTIONS: u32 = 30;
+const BETWEEN: Duration = Duration::from_secs(1);
+
+/// A node.
+pub type Node = Object<NodeSpec, NodeStatus>;
+
+/// What is said of it.
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(default)]
+pub struct NodeSpec {
+    /// What keeps pods away from it.
+    pub taints: Vec<Taint>,
+}
+
+/// What keeps pods away from a node.
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(default)]
+pub struct Taint {
+    /// Its name.
+    pub key: String,
+}
+
+/// How it fares.
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(default)]
+pub struct NodeStatus {
+    /// What is true of it.
+    pub conditions: Vec<PodCondition>,
+}
+
+/// The kind, for the API.
+pub fn resource() -> ApiResource {
+    ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk("", "v1", "Node"), "nodes")
+}
+
+/// Whether somebody has said that nothing runs there any more.
+pub fn is_out_of_service(node: &Node) -> bool {
+    node.spec.taints.iter().any(|taint| taint.key == OUT_OF_SERVICE)
+}
+
+/// Whether its kubelet is well.
+pub fn is_ready(node: &Node) -> bool {
+    let conditions = node.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+    conditions.iter().any(|one| one.kind == "Ready" && one.status == "True")
+}
+
+/// Follows the nodes and tells of those that are lost: what ran there is dead, long before their pods are removed. Without
+/// the right to look at nodes (namespaced mode) nothing is told.
+pub async fn watch(client: Client, pods: Pods, deaths: UnboundedSender<Death>) {
+    let api: Api<Node> = Api::all_with(client, &resource());
+    let mut events =
+        watcher(api.clone(), watcher::Config::default().page_size(500)).default_backoff().boxed();
+    let (mut known, mut listed) = (HashSet::new(), HashSet::new());
+    while let Some(event) = events.next().await {
+        let mut gone = Vec::new();
+        match event {
+            Ok(Event::Init) => listed.clear(),
+            Ok(Event::InitApply(node)) => {
+                tell(&pods, &node, &deaths);
+                listed.insert(node.name_any());
+            }
+            Ok(Event::InitDone) => {
+                gone.extend(known.difference(&listed).cloned());
+                for node in &gone {
+                    pods.note_node(node, false);
+                }
+                known.clone_from(&listed);
+            }
+            Ok(Event::Apply(node)) => {
+                tell(&pods, &node, &deaths);
+                known.insert(node.name_any());
+            }
+            Ok(Event::Delete(node)) => {
+                pods.note_node(&node.name_any(), false);
+                known.remove(&node.name_any());
+                gone.push(node.name_any());
+            }
+            Err(error) => tracing::debug!(error = %error, "Could not watch the nodes"),
+        }
+        for node in gone {
+            tokio::spawn(confirm(api.clone(), node, pods.clone(), deaths.clone()));
+        }
+    }
+}
+
+fn tell(pods: &Pods, node: &Node, deaths: &UnboundedSender<Death>) {
+    pods.note_node(&node.name_any(), is_out_of_service(node));
+    if is_out_of_service(node) {
+        rescue::lost(pods, &node.name_any(), deaths);
+    }
+}
+
+/// A watch may have missed that it is there again.
+async fn confirm(api: Api<Node>, node: String, pods: Pods, deaths: UnboundedSender<Death>) {
+    for _ in 0..QUESTIONS {
+        match api.get_metadata_opt(&node).await {
+            Ok(None) => return rescue::lost(&pods, &node, &deaths),
+            Ok(Some(_)) => return,
+            Err(error) => tracing::debug!(error = %error, "Could not ask for a node that is gone"),
+        }
+        tokio::time::sleep(BETWEEN).await;
+    }
+}

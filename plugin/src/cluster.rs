@@ -1,0 +1,202 @@
+//! The cluster that was asked for, and the few things that every command asks of it.
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{DeleteParams, DynamicObject, ListParams};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::core::{ApiResource, GroupVersionKind};
+use kube::{Api, Client, Config, ResourceExt};
+use operator::api::v1alpha1::JobQueue;
+use operator::controller::QUEUE_LABEL;
+
+use crate::cli::{Target, Which};
+use crate::error::Error;
+
+/// A conversation with the cluster.
+#[derive(Clone)]
+pub struct Cluster {
+    /// The client.
+    pub client: Client,
+    /// The namespace that was asked for, or that of the context.
+    pub namespace: String,
+    bound: Option<Duration>,
+    /// Pods that were made and must be deleted before this process ends.
+    guests: Arc<Mutex<Vec<(String, String)>>>,
+}
+
+impl std::fmt::Debug for Cluster {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Cluster").field("namespace", &self.namespace).finish_non_exhaustive()
+    }
+}
+
+impl Cluster {
+    /// The cluster of the kubeconfig, or the one that this process runs in.
+    pub async fn connect(target: &Target) -> Result<Self, Error> {
+        let options = KubeConfigOptions { context: target.context.clone(), ..KubeConfigOptions::default() };
+        let unusable = |error: &dyn std::fmt::Display| {
+            Error::Unreachable(format!(
+                "cannot use the kubeconfig: {error}; check --kubeconfig and --context"
+            ))
+        };
+        let mut config = match &target.kubeconfig {
+            Some(path) => {
+                let file = Kubeconfig::read_from(path).map_err(|error| unusable(&error))?;
+                Config::from_custom_kubeconfig(file, &options).await.map_err(|error| unusable(&error))?
+            }
+            None if target.context.is_some() => {
+                Config::from_kubeconfig(&options).await.map_err(|error| unusable(&error))?
+            }
+            None => Config::infer().await.map_err(|error| unusable(&error))?,
+        };
+        let bound = (!target.request_timeout.is_zero()).then_some(target.request_timeout);
+        config.connect_timeout = bound;
+        let namespace = target.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
+        let client = Client::try_from(config).map_err(|error| unusable(&error))?;
+        Ok(Self { client, namespace, bound, guests: Arc::default() })
+    }
+
+    /// The same cluster, in another namespace.
+    #[must_use]
+    pub fn within(&self, namespace: &str) -> Self {
+        Self { namespace: namespace.into(), ..self.clone() }
+    }
+
+    /// Remembers a pod that is about to be made: however this process ends, it is deleted.
+    pub fn expect_guest(&self, pod: &str) {
+        self.guests.lock().unwrap_or_else(PoisonError::into_inner).push((self.namespace.clone(), pod.into()));
+    }
+
+    /// Deletes a pod that was made, or all that are left.
+    pub async fn dismiss(&self, pod: Option<&str>) {
+        let leaving: Vec<(String, String)> = {
+            let mut guests = self.guests.lock().unwrap_or_else(PoisonError::into_inner);
+            guests
+                .extract_if(.., |(namespace, name)| {
+                    pod.is_none_or(|pod| pod == name && *namespace == self.namespace)
+                })
+                .collect()
+        };
+        for (namespace, name) in leaving {
+            let pods = self.within(&namespace).objects("v1", "Pod", "pods");
+            match self.ask(&format!("delete pod {name}"), pods.delete(&name, &DeleteParams::default())).await
+            {
+                Ok(_) | Err(Error::NotFound(_)) => {}
+                Err(error) => eprintln!("Warning: {error}; kubectl -n {namespace} delete pod {name}"),
+            }
+        }
+    }
+
+    /// One request, in bounded time. `what` reads like `get jobqueue hello`.
+    pub async fn ask<T>(
+        &self,
+        what: &str,
+        request: impl Future<Output = kube::Result<T>>,
+    ) -> Result<T, Error> {
+        let answer = match self.bound {
+            Some(bound) => tokio::time::timeout(bound, request).await.map_err(|_| {
+                Error::Unreachable(format!(
+                    "cannot {what}: the cluster did not answer within {}s; --request-timeout gives it longer",
+                    bound.as_secs()
+                ))
+            })?,
+            None => request.await,
+        };
+        answer.map_err(|error| Error::of(what, error))
+    }
+
+    /// The queues of the namespace.
+    pub fn queues(&self) -> Api<JobQueue> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    /// One queue, which must be there.
+    pub async fn queue(&self, name: &str) -> Result<JobQueue, Error> {
+        let queues = self.queues();
+        let found = self.ask(&format!("get jobqueue {name}"), queues.get(name)).await;
+        found.map_err(|error| match error {
+            Error::NotFound(said) if said.contains("not found") => Error::NotFound(format!(
+                "there is no JobQueue {name} in namespace {}; kubectl jobqueue list -A shows those there are",
+                self.namespace
+            )),
+            other => other,
+        })
+    }
+
+    /// The queues that were asked for, by namespace and name.
+    pub async fn select(&self, which: &Which) -> Result<Vec<JobQueue>, Error> {
+        if let Some(name) = &which.name {
+            if which.all_namespaces {
+                let all = self.list(true, None).await?;
+                let found: Vec<JobQueue> =
+                    all.into_iter().filter(|queue| queue.name_any() == *name).collect();
+                if found.is_empty() {
+                    return Err(Error::NotFound(format!("there is no JobQueue {name} in any namespace")));
+                }
+                return Ok(found);
+            }
+            return Ok(vec![self.queue(name).await?]);
+        }
+        self.list(which.all_namespaces, which.selector.as_deref()).await
+    }
+
+    /// The queues of the namespace, or of all.
+    pub async fn list(&self, everywhere: bool, selector: Option<&str>) -> Result<Vec<JobQueue>, Error> {
+        let api = if everywhere { Api::all(self.client.clone()) } else { self.queues() };
+        let what = if everywhere { "list jobqueues of all namespaces" } else { "list jobqueues" };
+        let params = selector.map_or_else(ListParams::default, |labels| ListParams::default().labels(labels));
+        let mut queues = self.ask(what, api.list(&params)).await?.items;
+        queues.sort_by_key(|queue| (queue.namespace(), queue.name_any()));
+        Ok(queues)
+    }
+
+    /// Pods, for what needs none of their fields: exec, logs, eviction.
+    pub fn pods(&self) -> Api<Pod> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    /// Objects of any kind, as JSON: Kubernetes' own types cannot read numbers of any precision, which ours can.
+    pub fn objects(&self, version: &str, kind: &str, plural: &str) -> Api<DynamicObject> {
+        Api::namespaced_with(self.client.clone(), &self.namespace, &resource(version, kind, plural))
+    }
+
+    /// The pods of a queue; `part` is `worker`, `producer`, `redis`, ...
+    pub async fn pods_of(&self, queue: &str, part: Option<&str>) -> Result<Vec<DynamicObject>, Error> {
+        let labels = match part {
+            Some(part) => format!("{QUEUE_LABEL}={queue},app.kubernetes.io/component={part}"),
+            None => format!("{QUEUE_LABEL}={queue}"),
+        };
+        let api = self.objects("v1", "Pod", "pods");
+        let params = ListParams::default().labels(&labels);
+        let what = format!("list the pods of jobqueue {queue}");
+        let mut pods = self.ask(&what, api.list(&params)).await?.items;
+        pods.sort_by_key(ResourceExt::name_any);
+        Ok(pods)
+    }
+
+    /// The events about a queue, the oldest first.
+    pub async fn events_of(&self, queue: &JobQueue) -> Result<Vec<DynamicObject>, Error> {
+        let api = self.objects("v1", "Event", "events");
+        let uid = queue.uid().unwrap_or_default();
+        let params = ListParams::default().fields(&format!("involvedObject.uid={uid}"));
+        let mut events = self
+            .ask(&format!("list the events of jobqueue {}", queue.name_any()), api.list(&params))
+            .await?
+            .items;
+        events.sort_by_key(|event| last_seen(&event.data).map(str::to_owned));
+        Ok(events)
+    }
+}
+
+/// A kind of object by its names.
+pub fn resource(version: &str, kind: &str, plural: &str) -> ApiResource {
+    let (group, version) = version.split_once('/').unwrap_or(("", version));
+    ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, version, kind), plural)
+}
+
+/// When an event was seen last, as it is written.
+pub fn last_seen(event: &serde_json::Value) -> Option<&str> {
+    let places = ["/series/lastObservedTime", "/lastTimestamp", "/eventTime", "/metadata/creationTimestamp"];
+    places.iter().find_map(|place| event.pointer(place)?.as_str())
+}

@@ -1,0 +1,523 @@
+//! Secrets out of what others will read: those that are known word for word, and whatever looks like one. Pure.
+//!
+//! Too much is masked rather than too little: a report is sent to people who need the shape of things, not their keys.
+use serde_json::Value;
+
+/// What stands in the place of a secret.
+pub const MASK: &str = "***";
+/// A name of a field, variable or setting that contains one of these has a secret as its value.
+const TELLING: [&str; 11] = [
+    "password",
+    "passwd",
+    "passphrase",
+    "secret",
+    "token",
+    "credential",
+    "apikey",
+    "api_key",
+    "private",
+    "hmac",
+    "authorization",
+];
+/// So has one that ends with one of these, alone (`auth`) or not (`REDISCLI_AUTH`, `requirepass`).
+const TELLING_ENDS: [&str; 3] = ["auth", "pass", "pwd"];
+/// Names that contain such a word and hold a name, a path or a flag.
+const HARMLESS: [&str; 8] = [
+    "imagepullsecrets",
+    "automountserviceaccounttoken",
+    "serviceaccounttoken",
+    // Keys of Redis, of labels and of everybody.
+    "ratelimitkey",
+    "topologykey",
+    "idempotencykey",
+    "publickey",
+    // Keys of a Secret: what is behind them is the secret.
+    "passwordkey",
+];
+/// What ends like this holds the name of something, or where it is.
+const HARMLESS_ENDS: [&str; 6] = ["secretref", "secretname", "secretkeyref", "file", "path", "pattern"];
+/// Fields of an object with a telling name (`secret: {secretName: redis}`) that say which secret, not what it is.
+const REFERRING: [&str; 12] = [
+    "name",
+    "namespace",
+    "kind",
+    "key",
+    "path",
+    "items",
+    "secretName",
+    "audience",
+    "apiVersion",
+    "expirationSeconds",
+    "defaultMode",
+    "mode",
+];
+/// Keys of a Secret whose values everybody may know: a user named `default` would mask that word everywhere.
+const PUBLIC: [&str; 4] = ["username", "user", "ca.crt", "tls.crt"];
+/// Values shorter than this are not looked for everywhere: `1` would mask half of a report.
+const SHORTEST: usize = 6;
+
+/// Masks objects and texts.
+#[derive(Debug, Default)]
+pub struct Mask {
+    /// Secrets that are known, the longest first.
+    known: Vec<String>,
+}
+
+impl Mask {
+    /// Remembers the values of a Secret: wherever one of them occurs, it goes.
+    pub fn learn(&mut self, secret: &Value) {
+        let secret_ones = |part: &str| -> Vec<String> {
+            let all = secret[part].as_object().into_iter().flatten();
+            let told = all.filter(|(key, _)| !PUBLIC.contains(&key.as_str()));
+            told.filter_map(|(_, value)| value.as_str().map(str::to_owned)).collect()
+        };
+        for value in &secret_ones("data") {
+            self.know(value);
+            if let Some(plain) = decoded(value) {
+                // A file of several lines leaks one line at a time.
+                plain.lines().for_each(|line| self.know(line));
+                self.know(&plain);
+            }
+        }
+        for value in &secret_ones("stringData") {
+            self.know(value);
+        }
+        self.known.sort_by_key(|value| std::cmp::Reverse(value.len()));
+        self.known.dedup();
+    }
+
+    fn know(&mut self, value: &str) {
+        let value = value.trim();
+        if value.len() >= SHORTEST {
+            self.known.push(value.to_owned());
+        }
+    }
+
+    /// An object without its secrets.
+    pub fn object(&self, value: &mut Value) {
+        if value["kind"] == "Secret" {
+            for part in ["data", "stringData"] {
+                let values = value.get_mut(part).and_then(Value::as_object_mut);
+                for (_, value) in values.into_iter().flatten() {
+                    *value = MASK.into();
+                }
+            }
+        }
+        self.walk(value, false);
+    }
+
+    fn walk(&self, value: &mut Value, secret: bool) {
+        match value {
+            Value::String(text) if secret && !text.is_empty() => MASK.clone_into(text),
+            Value::String(text) => *text = self.text(text),
+            Value::Number(_) if secret => *value = MASK.into(),
+            Value::Array(entries) => {
+                // A command line: the value stands behind its flag.
+                let mut awaited = false;
+                for entry in entries {
+                    let word = entry.as_str().unwrap_or_default();
+                    let (is_flag, tells) = (word.starts_with('-'), is_telling_flag(word));
+                    self.walk(entry, secret || (awaited && !is_flag));
+                    awaited = tells;
+                }
+            }
+            Value::Object(fields) => {
+                // An environment variable has its name beside its value.
+                let named = fields.get("name").and_then(Value::as_str).is_some_and(is_telling);
+                for (name, value) in fields.iter_mut() {
+                    if name == "kubectl.kubernetes.io/last-applied-configuration" {
+                        *value = MASK.into();
+                        continue;
+                    }
+                    let inherited = secret && !REFERRING.contains(&name.as_str());
+                    self.walk(value, inherited || is_telling(name) || (named && name == "value"));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// A text without its secrets: known ones, private keys, passwords in URLs, bearer tokens, settings with a telling
+    /// name.
+    pub fn text(&self, text: &str) -> String {
+        let mut text = text.to_owned();
+        for known in &self.known {
+            if text.contains(known.as_str()) {
+                text = text.replace(known.as_str(), MASK);
+            }
+        }
+        let (mut lines, mut within) = (Vec::new(), Within::Line);
+        for line in text.split('\n') {
+            let blank = line.trim().is_empty();
+            match within {
+                Within::Pem if !line.contains("-----END") => continue,
+                Within::Block(indent) if blank || indentation(line) > indent => continue,
+                Within::Pem => {
+                    within = Within::Line;
+                    continue;
+                }
+                Within::Block(_) | Within::Line => within = Within::Line,
+            }
+            if line.contains("-----BEGIN") && line.contains("PRIVATE KEY") && !line.contains("-----END") {
+                within = Within::Pem;
+                lines.push(MASK.to_owned());
+                continue;
+            }
+            if opens_block(line) {
+                within = Within::Block(indentation(line));
+            }
+            lines.push(self.line(line));
+        }
+        lines.join("\n")
+    }
+
+    fn line(&self, line: &str) -> String {
+        // A line of a log that is JSON says by itself what belongs to which name.
+        if line.trim_start().starts_with('{')
+            && let Ok(mut value) = serde_json::from_str::<Value>(line)
+        {
+            self.walk(&mut value, false);
+            return value.to_string();
+        }
+        settings(&flags(&bearers(&urls(line))))
+    }
+}
+
+/// Where in a text the next line is.
+#[derive(Debug, Clone, Copy)]
+enum Within {
+    Line,
+    /// A private key, until its last line.
+    Pem,
+    /// A YAML block below a telling name at this indentation.
+    Block(usize),
+}
+
+fn indentation(line: &str) -> usize {
+    line.len() - line.trim_start().len()
+}
+
+/// `password: |`: the value is what follows.
+fn opens_block(line: &str) -> bool {
+    let Some((name, value)) = line.split_once(':') else { return false };
+    value.trim().starts_with(['|', '>'])
+        && is_telling(name.trim().trim_start_matches("- ").trim_matches(['"', '\'']))
+}
+
+fn is_telling(name: &str) -> bool {
+    let name = name.to_lowercase().replace(['-', '.'], "_");
+    let plain = name.replace('_', "");
+    // A `key` alone is one of Redis, or of a Secret.
+    let is_key = plain.ends_with("key") && plain != "key";
+    !HARMLESS.contains(&plain.as_str())
+        && !HARMLESS_ENDS.iter().any(|end| plain.ends_with(end))
+        && (is_key
+            || TELLING_ENDS.iter().any(|end| plain.ends_with(end))
+            || TELLING.iter().any(|word| name.contains(word) || plain.contains(word)))
+}
+
+/// `--password`, whose value is the next word.
+fn is_telling_flag(word: &str) -> bool {
+    word.starts_with('-') && !word.contains(['=', ' ']) && is_telling(word.trim_start_matches('-'))
+}
+
+/// `scheme://user:password@host` becomes `scheme://***@host`.
+fn urls(line: &str) -> String {
+    let mut rest = line;
+    let mut masked = String::with_capacity(line.len());
+    while let Some(at) = rest.find("://") {
+        let (before, after) = rest.split_at(at + 3);
+        masked.push_str(before);
+        let word = &after[..after.find(|c: char| c.is_whitespace() || c == '"').unwrap_or(after.len())];
+        let authority = &word[..word.find(['/', '?', '#']).unwrap_or(word.len())];
+        // Quotes and commas may be part of a password; so may a slash, if what stands before it is no port.
+        let is_port = |text: &str| text.chars().all(|c| c.is_ascii_digit());
+        let cut = authority.rsplit_once(':').is_some_and(|(_, behind)| !is_port(behind));
+        let host = authority.rfind('@').or_else(|| word.rfind('@').filter(|_| cut));
+        if let Some(host) = host {
+            masked.push_str(MASK);
+            rest = &after[host..];
+        } else {
+            rest = after;
+        }
+    }
+    masked.push_str(rest);
+    masked
+}
+
+/// `Bearer abc` becomes `Bearer ***`.
+fn bearers(line: &str) -> String {
+    let mut rest = line;
+    let mut masked = String::with_capacity(line.len());
+    while let Some(at) = rest.to_ascii_lowercase().find("bearer ") {
+        let (before, after) = rest.split_at(at + "bearer ".len());
+        masked.push_str(before);
+        masked.push_str(MASK);
+        let end =
+            after.find(|c: char| c.is_whitespace() || matches!(c, '"' | '\'' | ',')).unwrap_or(after.len());
+        rest = &after[end..];
+    }
+    masked.push_str(rest);
+    masked
+}
+
+/// `--password abc` and `"--password","abc"` lose their values.
+fn flags(line: &str) -> String {
+    let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+    let mut masked = String::with_capacity(line.len());
+    let mut rest = line;
+    while let Some(at) = rest.find("--") {
+        let starts = !rest[..at].ends_with(is_word);
+        let length = rest[at..].find(|c: char| !is_word(c)).unwrap_or(rest.len() - at);
+        let (before, after) = rest.split_at(at + length);
+        masked.push_str(before);
+        rest = after;
+        if !starts || !is_telling_flag(&before[at..]) {
+            continue;
+        }
+        let value = rest.trim_start_matches([' ', '"', '\'', ',', '\\']);
+        if value.len() == rest.len() || value.starts_with('-') || value.is_empty() {
+            continue;
+        }
+        let opening = &rest[..rest.len() - value.len()];
+        masked.push_str(opening);
+        masked.push_str(MASK);
+        let end = if opening.ends_with(['"', '\'']) {
+            closing(value, opening)
+        } else {
+            value.find(char::is_whitespace).unwrap_or(value.len())
+        };
+        rest = &value[end..];
+    }
+    masked.push_str(rest);
+    masked
+}
+
+/// `password: abc`, `password=abc`, `"password":"abc"` and `"passwords":["abc"]` lose their values.
+fn settings(line: &str) -> String {
+    let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+    let mut masked = String::with_capacity(line.len());
+    let mut rest = line;
+    while let Some(at) = rest.find([':', '=']) {
+        let (before, after) = rest.split_at(at);
+        let name = before
+            .trim_end_matches(['"', '\'', ' ', '\\'])
+            .rsplit(|c: char| !is_word(c))
+            .next()
+            .unwrap_or_default();
+        // YAML: what stands first on its line has the whole line as its value.
+        let first =
+            masked.is_empty() && after.starts_with(": ") && before.trim().trim_start_matches("- ") == name;
+        masked.push_str(before);
+        masked.push_str(&after[..1]);
+        rest = &after[1..];
+        if name.is_empty() || !is_telling(name) {
+            continue;
+        }
+        let value = rest.trim_start_matches([' ', '"', '\'', '\\']);
+        let opening = &rest[..rest.len() - value.len()];
+        masked.push_str(opening);
+        let end = if opening.ends_with(['"', '\'']) {
+            closing(value, opening)
+        } else if value.starts_with('[') {
+            value.find(']').map_or(value.len(), |end| end + 1)
+        } else if value.starts_with('{') {
+            // What is in it has names of its own.
+            0
+        } else if first {
+            value.len()
+        } else {
+            unquoted(value)
+        };
+        if end > 0 {
+            masked.push_str(MASK);
+        }
+        rest = &value[end..];
+    }
+    masked.push_str(rest);
+    masked
+}
+
+/// Where a value ends that was opened by such a quote, itself escaped or not.
+fn closing(value: &str, opening: &str) -> usize {
+    let quote = if opening.ends_with('"') { '"' } else { '\'' };
+    let is_escaped = opening.trim_end_matches(quote).ends_with('\\');
+    let mut escaped = false;
+    for (at, c) in value.char_indices() {
+        match c {
+            // Of a quoted text within a quoted text: the escape belongs to the closing quote.
+            '\\' if is_escaped && value[at + 1..].starts_with(quote) => return at,
+            '\\' => escaped = !escaped,
+            c if c == quote && !escaped => return at,
+            _ => escaped = false,
+        }
+    }
+    value.len()
+}
+
+/// Where a value without quotes ends: a comma may be part of it, unless something new begins there.
+fn unquoted(value: &str) -> usize {
+    let mut characters = value.char_indices().peekable();
+    while let Some((at, c)) = characters.next() {
+        let before_blank = characters.peek().is_none_or(|(_, next)| next.is_whitespace());
+        if c.is_whitespace() || matches!(c, '"' | '}' | '\\') || (matches!(c, ',' | '\'') && before_blank) {
+            return at;
+        }
+    }
+    value.len()
+}
+
+fn decoded(text: &str) -> Option<String> {
+    use base64::Engine as _;
+    String::from_utf8(base64::engine::general_purpose::STANDARD.decode(text).ok()?).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn the_values_of_a_secret_are_masked_wherever_they_occur() {
+        let mut mask = Mask::default();
+        let mut secret = json!({ "kind": "Secret", "metadata": { "name": "redis" }, "data": { "password": "aHVudGVyMnh5eg==" } });
+        mask.learn(&secret);
+        assert_eq!(mask.text("AUTH hunter2xyz failed"), "AUTH *** failed");
+        assert_eq!(mask.text("data aHVudGVyMnh5eg=="), "data ***");
+        mask.object(&mut secret);
+        assert_eq!(
+            secret,
+            json!({ "kind": "Secret", "metadata": { "name": "redis" }, "data": { "password": "***" } })
+        );
+    }
+
+    #[test]
+    fn what_looks_like_a_secret_is_masked_and_what_names_one_is_not() {
+        let mut pod = json!({ "kind": "Pod", "spec": {
+            "automountServiceAccountToken": false,
+            "containers": [{ "env": [{ "name": "DB_PASSWORD", "value": "x" }, { "name": "MODE", "value": "fast" }] }],
+            "volumes": [{ "secret": { "secretName": "redis" } }],
+        }, "metadata": { "annotations": { "kubectl.kubernetes.io/last-applied-configuration": "{\"x\":1}" } } });
+        Mask::default().object(&mut pod);
+        let env = &pod["spec"]["containers"][0]["env"];
+        assert_eq!((&env[0]["value"], &env[1]["value"]), (&json!("***"), &json!("fast")));
+        assert_eq!(pod["spec"]["volumes"][0]["secret"]["secretName"], "redis");
+        assert_eq!(pod["metadata"]["annotations"]["kubectl.kubernetes.io/last-applied-configuration"], "***");
+    }
+
+    #[test]
+    fn texts_lose_passwords_in_urls_tokens_and_settings() {
+        let mask = Mask::default();
+        let cases = [
+            ("cannot reach redis://user:p%40ss@host:6379/0", "cannot reach redis://***@host:6379/0"),
+            ("redis://user:pa,ss'word@host:6379, next", "redis://***@host:6379, next"),
+            ("redis://user:pa/ss@host:6379", "redis://***@host:6379"),
+            ("redis://a:6379,redis://u:p@b:6379", "redis://a:6379,redis://***@b:6379"),
+            ("http://host/path?x=1", "http://host/path?x=1"),
+            ("http://host:8080/@scope/name", "http://host:8080/@scope/name"),
+            ("sentinels redis://a:1,b:2/0", "sentinels redis://a:1,b:2/0"),
+            ("Authorization: Bearer abc.def", "Authorization: ***"),
+            ("url with bearer abc, next", "url with bearer ***, next"),
+            (r#"{"password":"abc","count":3}"#, r#"{"password":"***","count":3}"#),
+            (r#"got {"password":"ab,cd","count":3}"#, r#"got {"password":"***","count":3}"#),
+            (r#"got {"password":"a\"b","count":3}"#, r#"got {"password":"***","count":3}"#),
+            (r#"body "{\"password\":\"ab,cd\",\"n\":1}""#, r#"body "{\"password\":\"***\",\"n\":1}""#),
+            (r#"{"argv":["--password","x","--mode","y"]}"#, r#"{"argv":["--password","***","--mode","y"]}"#),
+            (r#"ran ["--password","x y","--mode","z"]"#, r#"ran ["--password","***","--mode","z"]"#),
+            ("redis-cli --pass hunter2 PING", "redis-cli --pass *** PING"),
+            ("use --token or --mode x", "use --token *** --mode x"),
+            (r#"with "secrets":["a","b"],"n":1"#, r#"with "secrets":***,"n":1"#),
+            ("  password: abc", "  password: ***"),
+            ("  password: correct horse, battery", "  password: ***"),
+            ("- name: password: x y", "- name: password: *** y"),
+            ("  token_file: /etc/token", "  token_file: /etc/token"),
+            ("REDIS_PASSWORD=abc MODE=1", "REDIS_PASSWORD=*** MODE=1"),
+            ("REDIS_PASSWORD=ab,cd, MODE=1", "REDIS_PASSWORD=***, MODE=1"),
+            ("RAILS_MASTER_KEY=abc", "RAILS_MASTER_KEY=***"),
+            ("ts: 2026-01-01T00:00:00Z", "ts: 2026-01-01T00:00:00Z"),
+            ("rate_limit_key: jobqueue:rate_limit", "rate_limit_key: jobqueue:rate_limit"),
+            ("key=jobqueue:high_priority waiting=3", "key=jobqueue:high_priority waiting=3"),
+        ];
+        for (text, masked) in cases {
+            assert_eq!(mask.text(text), masked);
+        }
+    }
+
+    #[test]
+    fn a_secret_of_several_lines_goes_whole() {
+        let mask = Mask::default();
+        let pem = "a\n-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----\nb";
+        assert_eq!(mask.text(pem), "a\n***\nb");
+        let yaml = "tls:\n  private_key: |\n    MIIE\n\n    xyz\n  mode: fast";
+        assert_eq!(mask.text(yaml), "tls:\n  private_key: ***\n  mode: fast");
+    }
+
+    #[test]
+    fn names_that_tell_are_known_and_those_that_only_refer_are_not() {
+        let telling = [
+            "RAILS_MASTER_KEY",
+            "ENCRYPTION_KEY",
+            "encryptionKey",
+            "PASSPHRASE",
+            "REDISCLI_AUTH",
+            "auth",
+            "requirepass",
+            "DB_PWD",
+            "hmac_key",
+            "x-api-key",
+            "client.secret",
+        ];
+        for name in telling {
+            assert!(is_telling(name), "{name}");
+        }
+        let harmless = [
+            "key",
+            "secretRef",
+            "tokenSecretRef",
+            "secretKeyRef",
+            "secretName",
+            "imagePullSecrets",
+            "topologyKey",
+            "rate_limit_key",
+            "key_prefix",
+            "heartbeat_key_pattern",
+            "hmac_key_file",
+            "key_file",
+            "author",
+            "passed",
+            "passwordKey",
+            "automountServiceAccountToken",
+        ];
+        for name in harmless {
+            assert!(!is_telling(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn what_stands_below_a_telling_name_is_masked_but_for_what_it_refers_to() {
+        let mut object = json!({
+            "spec": {
+                "redis": { "external": { "secretRef": { "name": "redis" } } },
+                "volumes": [{ "secret": { "secretName": "redis", "items": [{ "key": "password", "path": "p" }] } }],
+                "env": [{ "name": "X", "valueFrom": { "secretKeyRef": { "name": "redis", "key": "password" } } }],
+                "command": ["redis-server", "--requirepass", "hunter2", "--port", "6379", "--token=abc"],
+                "credentials": { "user": "bob", "codes": ["a", 7], "name": "of-bob" },
+                "passwords": ["a", "b"],
+                "pin_token": 1234,
+            },
+            "status": { "queues": [{ "name": "high", "key": "jobqueue:high_priority" }] },
+        });
+        let before = object.clone();
+        Mask::default().object(&mut object);
+        let spec = &object["spec"];
+        for kept in ["/spec/redis", "/spec/volumes", "/spec/env", "/status"] {
+            assert_eq!(object.pointer(kept), before.pointer(kept), "{kept}");
+        }
+        assert_eq!(
+            spec["command"],
+            json!(["redis-server", "--requirepass", "***", "--port", "6379", "--token=***"])
+        );
+        assert_eq!(spec["credentials"], json!({ "user": "***", "codes": ["***", "***"], "name": "of-bob" }));
+        assert_eq!((&spec["passwords"], &spec["pin_token"]), (&json!(["***", "***"]), &json!("***")));
+    }
+}

@@ -1,0 +1,271 @@
+//! `explain`: why there are as many workers as there are. The operator wrote down what it decided on; the formula is filled
+//! in with it here, and turned around: what would have to change for another number. Pure, but for the reading.
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use kube::ResourceExt;
+use operator::api::v1alpha1::{JobQueue, Scaling, ScalingInputs, ScalingMode};
+use operator::autoscaler::UTILISATION;
+use serde_json::json;
+
+use crate::cli::Explain;
+use crate::cluster::Cluster;
+use crate::error::Error;
+use crate::print;
+use crate::table::{Paint, Tone, since};
+
+pub async fn run(cluster: &Cluster, args: &Explain) -> Result<(), Error> {
+    let queue = cluster.queue(&args.name).await?;
+    let now = Timestamp::now();
+    let Some(format) = args.output else {
+        return print::text(&page(&queue, now, Paint::detect()));
+    };
+    let status = queue.status.as_ref();
+    print::data(
+        format,
+        &json!({
+            "namespace": queue.namespace(), "name": queue.name_any(),
+            "workers": status.map(|status| &status.workers),
+            "decision": status.and_then(|status| status.scaling.as_ref()),
+            "rules": queue.spec.scaling, "replicas": queue.spec.replicas, "paused": queue.spec.paused,
+            "changes": changes(&queue),
+        }),
+    )
+}
+
+/// The page.
+fn page(queue: &JobQueue, now: Timestamp, paint: Paint) -> String {
+    let name = queue.name_any();
+    let strong = |text: &str| paint.text(Tone::Strong, text);
+    let Some(status) = &queue.status else {
+        return format!(
+            "{name} has no status yet: the operator has not looked at it; kubectl jobqueue doctor {name} says why\n"
+        );
+    };
+    let workers = &status.workers;
+    let mut page = format!(
+        "{}\n",
+        strong(&format!("{name}: {} workers wanted, {} ready", workers.desired, workers.ready))
+    );
+    if workers.draining > 0 {
+        let _ =
+            writeln!(page, "{} more take no jobs any more, and go when theirs are done", workers.draining);
+    }
+    if let Some(scaling) = &status.scaling {
+        let ago = since(scaling.time.0, now);
+        let _ = writeln!(page, "{} workers were decided on {ago} ago: {}", scaling.replicas, scaling.reason);
+    } else {
+        let _ = writeln!(page, "Nothing was decided yet");
+    }
+    if let Some(held) =
+        status.conditions.iter().find(|one| one.type_ == "ScalingActive" && one.status != "True")
+    {
+        let _ = writeln!(page, "The number does not change now: {} ({})", held.message, held.reason);
+    }
+    if queue.spec.scaling.mode == ScalingMode::Auto {
+        if let Some(inputs) = status.scaling.as_ref().and_then(|scaling| scaling.inputs.as_ref()) {
+            let _ = write!(page, "\n{}\n{}", strong("What it was decided on"), inputs_page(inputs));
+            let _ = write!(page, "\n{}\n{}", strong("The rules"), rules(queue, inputs));
+        }
+    } else {
+        let _ = write!(
+            page,
+            "\n{}\n  scaling.mode is Manual: spec.replicas rules, and is {}\n",
+            strong("The rules"),
+            queue.spec.replicas.unwrap_or(1)
+        );
+    }
+    let _ = write!(
+        page,
+        "\n{}\n  {} waiting, {} running, {} delayed\n",
+        strong("Since then"),
+        status.waiting,
+        status.in_flight,
+        status.delayed
+    );
+    let _ = writeln!(page, "\n{}", strong("What would change it"));
+    for change in changes(queue) {
+        let _ = writeln!(page, "  * {change}");
+    }
+    page
+}
+
+fn inputs_page(inputs: &ScalingInputs) -> String {
+    let mut page = format!("  {} waiting, {} running", inputs.backlog, inputs.in_flight);
+    if inputs.blocked > 0 {
+        let _ = write!(page, ", {} behind an open breaker (they ask for nobody)", inputs.blocked);
+    }
+    let run = inputs
+        .run_millis
+        .map_or_else(|| "not known yet".to_owned(), |ms| format!("{} on average", seconds(ms)));
+    let _ = write!(page, "\n  {} arrivals a minute, run time {run}\n", inputs.arrivals_per_minute);
+    page
+}
+
+/// The two rules with their numbers.
+fn rules(queue: &JobQueue, inputs: &ScalingInputs) -> String {
+    let scaling = &queue.spec.scaling;
+    let per_worker = scaling.backlog_per_worker;
+    let mut page = format!(
+        "  by depth    ({} waiting + {} running) / {per_worker} backlogPerWorker = {}\n",
+        inputs.backlog, inputs.in_flight, inputs.by_depth
+    );
+    let concurrency = queue.spec.worker.concurrency;
+    match (scaling.target_latency, inputs.run_millis, inputs.by_latency) {
+        (Some(latency), Some(run), Some(by_latency)) => {
+            let _ = writeln!(
+                page,
+                "  by latency  ({}/min x {run} + {} waiting x {run} / {latency} targetLatency) / ({concurrency} slots x {UTILISATION}) = {by_latency}",
+                inputs.arrivals_per_minute,
+                inputs.backlog,
+                run = seconds(run)
+            );
+        }
+        (None, _, _) => page.push_str("  by latency  not asked for: scaling.targetLatency is not set\n"),
+        _ => page.push_str("  by latency  not known yet: no job has ended\n"),
+    }
+    let wanted = inputs.by_depth.max(inputs.by_latency.unwrap_or(0));
+    let (min, max) = (scaling.min_replicas, scaling.max_replicas);
+    let _ = writeln!(
+        page,
+        "  the larger  {wanted}, kept between minReplicas {min} and maxReplicas {max}: {}",
+        wanted.clamp(min, max.max(min))
+    );
+    let _ = writeln!(
+        page,
+        "  and down    only to the most that were wanted within scaleDownDelay {}: {}",
+        scaling.scale_down_delay, inputs.highest
+    );
+    page
+}
+
+/// What would have to change for another number of workers.
+fn changes(queue: &JobQueue) -> Vec<String> {
+    let (name, scaling) = (queue.name_any(), &queue.spec.scaling);
+    if scaling.mode == ScalingMode::Manual {
+        return vec![
+            format!("kubectl jobqueue scale {name} N"),
+            "an autoscaler that writes /scale (HPA, KEDA)".into(),
+            "scaling.mode: Auto, then the number of jobs decides".into(),
+        ];
+    }
+    if queue.spec.paused {
+        return vec![format!("kubectl jobqueue resume {name}: while it is paused nobody is started")];
+    }
+    let desired = queue.status.as_ref().map_or(0, |status| status.workers.desired);
+    let inputs =
+        queue.status.as_ref().and_then(|status| status.scaling.as_ref()?.inputs.clone()).unwrap_or_default();
+    let mut changes = vec![];
+    if inputs.blocked > 0 {
+        changes.push(format!(
+            "the handler works again: {} jobs behind an open breaker would count",
+            inputs.blocked
+        ));
+    }
+    changes.push(more(scaling, desired, &name));
+    changes.extend(fewer(scaling, desired, &name));
+    if scaling.target_latency.is_none() {
+        changes.push("scaling.targetLatency, to count run times instead of jobs alone".into());
+    }
+    changes
+}
+
+fn more(scaling: &Scaling, desired: i32, name: &str) -> String {
+    let (per_worker, max) = (i64::from(scaling.backlog_per_worker), scaling.max_replicas);
+    if desired >= max {
+        return format!("maxReplicas is reached: kubectl jobqueue scale {name} --max N");
+    }
+    let jobs = i64::from(desired) * per_worker;
+    format!("more than {jobs} jobs, waiting and running: {} workers, at once", desired + 1)
+}
+
+fn fewer(scaling: &Scaling, desired: i32, name: &str) -> Option<String> {
+    if desired == 0 {
+        return None;
+    }
+    if desired <= scaling.min_replicas {
+        return Some(format!(
+            "minReplicas is {}: kubectl jobqueue scale {name} --min N",
+            scaling.min_replicas
+        ));
+    }
+    let jobs = i64::from(desired - 1) * i64::from(scaling.backlog_per_worker);
+    let amount =
+        if jobs == 0 { "no jobs".into() } else { format!("at most {jobs} jobs, and a margin for chance,") };
+    let delay: Duration = scaling.scale_down_delay.get();
+    let delay =
+        if delay.is_zero() { "at once".to_owned() } else { format!("after {}", scaling.scale_down_delay) };
+    Some(format!("{amount} waiting and running: {} workers, {delay}", desired - 1))
+}
+
+fn seconds(ms: u64) -> String {
+    if ms < 1000 { format!("{ms}ms") } else { format!("{}.{}s", ms / 1000, ms % 1000 / 100) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::Value;
+
+    #[allow(clippy::needless_pass_by_value, reason = "reads better where it is called")]
+    fn queue(spec: Value, replicas: i32, inputs: Value) -> JobQueue {
+        serde_json::from_value(json!({
+            "apiVersion": "jobqueue.dev/v1alpha1", "kind": "JobQueue", "metadata": { "name": "hello" }, "spec": spec,
+            "status": {
+                "waiting": 12, "workers": { "desired": replicas, "ready": replicas, "draining": 0, "summary": "" },
+                "scaling": { "replicas": replicas, "reason": "250 jobs, 100 a worker", "time": "2026-01-01T00:00:00Z", "inputs": inputs },
+            },
+        }))
+        .unwrap()
+    }
+
+    fn shown(queue: &JobQueue) -> String {
+        page(queue, "2026-01-01T00:00:12Z".parse().unwrap(), Paint(false))
+    }
+
+    #[test]
+    fn the_formula_is_filled_in_with_the_numbers_it_was_decided_on() {
+        let inputs = json!({ "backlog": 250, "blocked": 0, "inFlight": 0, "arrivalsPerMinute": 600, "runMillis": 2000, "byDepth": 3, "byLatency": 5, "highest": 5 });
+        let page = shown(&queue(
+            json!({ "scaling": { "targetLatency": "30s" }, "worker": { "concurrency": 4 } }),
+            5,
+            inputs,
+        ));
+        for part in [
+            "hello: 5 workers wanted, 5 ready",
+            "5 workers were decided on 12s ago: 250 jobs, 100 a worker",
+            "by depth    (250 waiting + 0 running) / 100 backlogPerWorker = 3",
+            "by latency  (600/min x 2.0s + 250 waiting x 2.0s / 30s targetLatency) / (4 slots x 0.8) = 5",
+            "the larger  5, kept between minReplicas 0 and maxReplicas 10: 5",
+            "more than 500 jobs, waiting and running: 6 workers, at once",
+            "at most 400 jobs, and a margin for chance, waiting and running: 4 workers, after 1m",
+        ] {
+            assert!(page.contains(part), "{part}\n{page}");
+        }
+    }
+
+    #[test]
+    fn what_would_change_it_names_the_field_that_rules() {
+        let inputs = json!({ "backlog": 2000, "byDepth": 20, "highest": 10 });
+        let full = shown(&queue(json!({}), 10, inputs.clone()));
+        assert!(full.contains("maxReplicas is reached: kubectl jobqueue scale hello --max N"), "{full}");
+        let manual =
+            shown(&queue(json!({ "scaling": { "mode": "Manual" }, "replicas": 2 }), 2, inputs.clone()));
+        assert!(
+            manual.contains("spec.replicas rules, and is 2") && !manual.contains("backlogPerWorker"),
+            "{manual}"
+        );
+        let paused = shown(&queue(json!({ "paused": true }), 0, inputs));
+        assert!(paused.contains("kubectl jobqueue resume hello"), "{paused}");
+    }
+
+    #[test]
+    fn jobs_behind_an_open_breaker_are_told_apart() {
+        let page = shown(&queue(json!({}), 1, json!({ "blocked": 40, "highest": 1 })));
+        assert!(
+            page.contains("40 behind an open breaker") && page.contains("the handler works again"),
+            "{page}"
+        );
+    }
+}

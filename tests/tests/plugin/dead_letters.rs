@@ -1,0 +1,123 @@
+//! `dlq`: looked at, brought back, deleted, and interrupted at any point.
+use std::time::Duration;
+
+use e2e::kubernetes::{LOW, Namespace, patiently};
+use serde_json::Value;
+
+use crate::support::{FAILING, all_ids, bury, command, file, jobqueue, waiting};
+
+#[tokio::test]
+async fn dead_letters_are_listed_shown_requeued_and_purged_by_selectors() {
+    let space = Namespace::create("letters").await;
+    space.queue("hello", FAILING).await;
+    space.await_ready("hello").await;
+    let redis = space.managed("hello").await;
+    jobqueue(
+        &space,
+        &["enqueue", "hello", "--arg", "id=bad", "--arg", "filepath=/bad/a", "--arg", "filesize=0"],
+    )
+    .await
+    .ok();
+    patiently("a dead letter", async || redis.count(&["LLEN", "jobqueue:dead_letter"]).await == 1).await;
+    jobqueue(&space, &["pause", "hello"]).await.ok();
+    bury(&redis, 250).await;
+
+    let list = jobqueue(&space, &["dlq", "list", "hello", "--count", "3"]).await.ok();
+    assert!(list.contains("job-249") && list.lines().count() == 4, "{list}");
+    let list = jobqueue(&space, &["dlq", "list", "hello", "--id", "bad", "-o", "json"]).await.json();
+    assert_eq!(list["letters"].as_array().map(Vec::len), Some(1), "{list}");
+    let shown = jobqueue(&space, &["dlq", "show", "hello", "bad", "-o", "json"]).await.json();
+    assert_eq!(shown[0]["id"], "bad", "{shown}");
+    for one in [
+        &["dlq", "show", "hello", "nobody"][..],
+        &["dlq", "show", "hello", "--", "-nobody"],
+        &["job", "hello", "--", "-nobody"],
+        &["dlq", "list", "hello", "--id", "nobody"],
+        &["dlq", "list", "hello", "--id", "bad", "--look-at", "1"],
+        &["dlq", "requeue", "hello", "--id", "nobody"],
+        &["dlq", "purge", "hello", "--id", "nobody", "--yes", "--no-archive"],
+    ] {
+        jobqueue(&space, one).await.failed(3);
+    }
+
+    let dry = jobqueue(&space, &["dlq", "requeue", "hello", "--match", "job-1", "--dry-run", "-o", "json"])
+        .await
+        .json();
+    assert_eq!((&dry["matched"], waiting(&redis).await), (&111.into(), 0), "{dry}");
+    let some = jobqueue(&space, &["dlq", "requeue", "hello", "--id", "job-7", "-o", "json"]).await.json();
+    assert_eq!((&some["requeued"], waiting(&redis).await), (&1.into(), 1), "{some}");
+
+    let refused = jobqueue(&space, &["dlq", "purge", "hello"]).await.failed(2);
+    assert!(refused.contains("add --yes"), "{refused}");
+    let directory = tempfile::tempdir().expect("a directory");
+    let archive = file(&directory, "letters.ndjson");
+    let path = archive.to_str().expect("text");
+    let purged = jobqueue(
+        &space,
+        &["dlq", "purge", "hello", "--reason", "handler", "--yes", "--archive", path, "-o", "json"],
+    )
+    .await
+    .json();
+    assert_eq!(
+        (&purged["deleted"], redis.count(&["LLEN", "jobqueue:dead_letter"]).await),
+        (&250.into(), 0),
+        "{purged}"
+    );
+    let lines: Vec<Value> = std::fs::read_to_string(&archive)
+        .expect("an archive")
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("JSON"))
+        .collect();
+    assert_eq!(lines.len(), 250);
+    // The archive is what can be enqueued again.
+    let again = jobqueue(&space, &["dlq", "purge", "hello", "--yes", "--archive", path]).await.failed(2);
+    assert!(again.contains("nothing was deleted"), "an archive is never overwritten: {again}");
+    space.delete().await;
+}
+
+#[tokio::test]
+async fn a_hundred_thousand_dead_letters_come_back_and_ctrl_c_loses_and_doubles_none() {
+    const COUNT: u32 = 100_000;
+    let space = Namespace::create("thousands").await;
+    space.queue("hello", "{paused: true, scaling: {minReplicas: 1}, redis: {managed: {resources: {limits: {memory: 512Mi}}}}}").await;
+    space.await_ready("hello").await;
+    let redis = space.managed("hello").await;
+    bury(&redis, COUNT).await;
+    let mut expected: Vec<String> = (0..COUNT).map(|number| format!("job-{number}")).collect();
+    expected.sort();
+
+    for attempt in 0.. {
+        let mut child = command(&space, &["dlq", "requeue", "hello", "--yes", "--rate", "40000"])
+            .stdout(std::process::Stdio::piped())
+            .stderr(std::process::Stdio::piped())
+            .spawn()
+            .expect("started");
+        // At a random point of it, also before it has begun and after its end.
+        tokio::time::sleep(Duration::from_millis(fastrand::u64(100..1500))).await;
+        let process = rustix::process::Pid::from_raw(i32::try_from(child.id().unwrap_or(0)).expect("an id"));
+        if let Some(process) = process {
+            let _ = rustix::process::kill_process(process, rustix::process::Signal::INT);
+        }
+        let code = child.wait().await.expect("ended").code();
+        assert!(code == Some(130) || code == Some(0), "{code:?}");
+        let left = redis.count(&["LLEN", "jobqueue:dead_letter"]).await;
+        println!("interrupted with {left} dead letters left");
+        assert_eq!(all_ids(&redis).await, expected, "every job in one place, once");
+        if attempt == 4 || left == 0 {
+            break;
+        }
+    }
+    let done = jobqueue(&space, &["dlq", "requeue", "hello", "--yes", "-o", "json"]).await.json();
+    println!("the rest: {done}");
+    assert_eq!(redis.count(&["LLEN", LOW]).await, u64::from(COUNT));
+    assert_eq!(all_ids(&redis).await, expected);
+
+    // All of them at once, for the time it takes.
+    redis.ask(&["DEL", LOW]).await.expect("deleted");
+    bury(&redis, COUNT).await;
+    let done = jobqueue(&space, &["dlq", "requeue", "hello", "--yes", "-o", "json"]).await.json();
+    println!("all: {done}");
+    assert_eq!((&done["requeued"], waiting(&redis).await), (&COUNT.into(), u64::from(COUNT)));
+    assert_eq!(all_ids(&redis).await, expected);
+    space.delete().await;
+}

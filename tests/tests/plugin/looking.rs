@@ -1,0 +1,190 @@
+//! What changes nothing: stats, list, describe, explain, peek, job, logs, doctor, report, versions, completion.
+use std::io::Read as _;
+
+use e2e::kubernetes::{LOW, Namespace, PATIENCE, decoded, patiently, run};
+
+use crate::support::{command, file, jobqueue, jobqueue_with, stranger};
+
+#[tokio::test]
+async fn each_verb_that_looks_answers_for_a_queue_with_workers() {
+    let space = Namespace::create("looking").await;
+    space.queue("hello", "{scaling: {mode: Manual}, replicas: 1, worker: {concurrency: 1, handler: {simulate: {base: 10m}}}}").await;
+    space.await_ready("hello").await;
+    let redis = space.managed("hello").await;
+    redis.push(LOW, 0..3).await;
+    redis.await_running(1).await;
+    patiently("figures in the status", async || {
+        let stats = jobqueue(&space, &["stats", "hello", "-o", "json"]).await.json();
+        if stats["waiting"] == 2 && stats["inFlight"] == 1 { Ok(()) } else { Err(stats) }
+    })
+    .await;
+
+    let stats = jobqueue(&space, &["stats"]).await.ok();
+    assert!(stats.starts_with("NAME") && stats.contains("hello") && stats.contains("1/1"), "{stats}");
+    let live = jobqueue(&space, &["stats", "hello", "--live", "-o", "json"]).await.json();
+    assert_eq!(
+        (&live["waiting"], &live["inFlight"], &live["live"]),
+        (&2.into(), &1.into(), &true.into()),
+        "{live}"
+    );
+
+    let list = jobqueue(&space, &["list", "-A", "-o", "wide"]).await.ok();
+    assert!(list.starts_with("NAMESPACE") && list.contains(&space.name), "{list}");
+    assert_eq!(jobqueue(&space, &["list", "-o", "name"]).await.ok(), "jobqueue.jobqueue.dev/hello\n");
+    assert_eq!(jobqueue(&space, &["list", "-l", "a=b", "-o", "name"]).await.ok(), "");
+    let yaml = jobqueue(&space, &["list", "-o", "yaml"]).await.ok();
+    assert!(yaml.contains("kind: List") && !yaml.contains("managedFields"), "{yaml}");
+
+    let page = jobqueue(&space, &["describe", "hello"]).await.ok();
+    assert!(page.contains("Conditions:") && page.contains("Waits for:"), "{page}");
+    let page = jobqueue(&space, &["explain", "hello"]).await.ok();
+    assert!(page.contains("scaling.mode is Manual: spec.replicas rules, and is 1"), "{page}");
+
+    let peek = jobqueue(&space, &["peek", "hello", "--queue", "low", "--count", "1"]).await.ok();
+    assert!(peek.contains("job-1") && !peek.contains("job-2"), "{peek}");
+    let job = jobqueue(&space, &["job", "hello", "job-0"]).await.ok();
+    let worker = space.workers("hello").await.remove(0);
+    assert!(job.contains(&format!("runs in pod {worker}")), "{job}");
+    let job = jobqueue(&space, &["job", "hello", "job-2"]).await.ok();
+    assert!(job.contains("waits in queue low, 1 jobs are before it"), "{job}");
+    let missing = jobqueue(&space, &["job", "hello", "nobody"]).await.failed(3);
+    assert!(missing.contains("has no job nobody"), "{missing}");
+
+    let logs = jobqueue(&space, &["logs", "hello"]).await.ok();
+    assert!(
+        logs.lines().all(|line| line.starts_with(&format!("[{worker}] ")))
+            && logs.contains("Serving metrics"),
+        "{logs}"
+    );
+    let versions = jobqueue(&space, &["--version"]).await.ok();
+    assert!(
+        versions.contains("client    0.")
+            && versions.contains("operator  0.")
+            && versions.contains("workers   0."),
+        "{versions}"
+    );
+    space.delete().await;
+}
+
+#[tokio::test]
+async fn explain_fills_in_the_formula_of_a_queue_that_scaled() {
+    let space = Namespace::create("explained").await;
+    space.queue("burst", "{worker: {handler: {simulate: {base: 200ms}}}}").await;
+    space.await_ready("burst").await;
+    let redis = space.managed("burst").await;
+    redis.push(LOW, 0..250).await;
+    patiently("the decision", async || {
+        let page = jobqueue(&space, &["explain", "burst"]).await.ok();
+        let told = page.contains("(250 waiting + 0 running) / 100 backlogPerWorker = 3")
+            && page.contains("250 jobs, 100 a worker");
+        if told { Ok(()) } else { Err(page) }
+    })
+    .await;
+    space.delete().await;
+}
+
+#[tokio::test]
+async fn stats_are_watched_until_somebody_stops_it_and_no_pod_is_left() {
+    let space = Namespace::create("watched").await;
+    space.queue("hello", "{}").await;
+    space.await_ready("hello").await;
+    let mut watch = command(&space, &["stats", "hello", "-w"])
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .expect("started");
+    let mut lines =
+        tokio::io::AsyncBufReadExt::lines(tokio::io::BufReader::new(watch.stdout.take().expect("a pipe")));
+    let live = async {
+        while let Some(line) = lines.next_line().await.expect("text") {
+            if line.starts_with("hello") && line.contains("live") {
+                return;
+            }
+        }
+        panic!("it ended");
+    };
+    tokio::time::timeout(PATIENCE, live).await.expect("live figures");
+    let admins = "jobqueue.dev/queue=hello,app.kubernetes.io/component=admin";
+    assert_eq!(space.list("pods", admins).await.len(), 1, "a queue without workers has a guest");
+    let process = rustix::process::Pid::from_raw(i32::try_from(watch.id().expect("it runs")).expect("an id"))
+        .expect("an id");
+    rustix::process::kill_process(process, rustix::process::Signal::INT).expect("told");
+    assert_eq!(watch.wait().await.expect("ended").code(), Some(130));
+    patiently("no guest", async || {
+        space.list("pods", admins).await.iter().all(|pod| !pod["metadata"]["deletionTimestamp"].is_null())
+    })
+    .await;
+    space.delete().await;
+}
+
+#[tokio::test]
+async fn doctor_finds_what_is_wrong_and_says_how_to_put_it_right() {
+    let space = Namespace::create("doctor").await;
+    space.queue("hello", "{redis: {managed: {storage: {ephemeral: {}}}}, paused: true, worker: {handler: {http: {url: 'http://nobody.example'}}}}").await;
+    space.await_ready("hello").await;
+    let found = jobqueue(&space, &["doctor", "hello"]).await;
+    assert!(found.out.contains("worker.drainTimeout") || found.out.contains("[drain]"), "{found:#?}");
+    assert!(
+        found.out.contains("[durable]")
+            && found.out.contains("fix: ")
+            && found.out.contains("kubectl jobqueue resume"),
+        "{found:#?}"
+    );
+    let viewer = stranger(&space, "viewer", Some("jobqueue-view")).await;
+    let found = jobqueue_with(&space, &["doctor", "hello"], Some(viewer.path())).await;
+    assert!(found.out.contains("[rights]") && found.out.contains("create pods/exec"), "{found:#?}");
+    space.delete().await;
+}
+
+#[tokio::test]
+async fn a_report_has_everything_but_the_secrets() {
+    let space = Namespace::create("report").await;
+    space.queue("hello", "{scaling: {minReplicas: 1}, worker: {template: {spec: {containers: [{name: worker, env: [{name: MY_TOKEN, value: plainly-visible}]}]}}}}").await;
+    space.await_ready("hello").await;
+    let (written, unpacked) =
+        (tempfile::tempdir().expect("a directory"), tempfile::tempdir().expect("another"));
+    let archive = file(&written, "report.tar.gz");
+    let (archive, folder) = (archive.to_str().expect("text"), unpacked.path().to_str().expect("text"));
+    jobqueue(&space, &["report", "hello", "-o", archive]).await.ok();
+    run("tar", &["-xzf", archive, "-C", folder], None).await.expect("an archive");
+    let names = run("find", &[folder, "-type", "f"], None).await.expect("files");
+    for part in [
+        "hello/jobqueue.yaml",
+        "hello/events.yaml",
+        "hello/secret-hello-redis.yaml",
+        "hello/stats.yaml",
+        "hello/doctor.yaml",
+        "hello/logs/hello-redis-0-redis.log",
+        "operator/jobqueue-operator.yaml",
+    ] {
+        assert!(names.contains(part), "{part}\n{names}");
+    }
+    let secret = space.get("secret", "hello-redis").await;
+    let encoded = secret["data"]["password"].as_str().expect("a password").to_owned();
+    let password = decoded(&encoded);
+    for name in names.lines() {
+        let mut text = String::new();
+        std::fs::File::open(name).expect("a file").read_to_string(&mut text).expect("text");
+        for word in [encoded.as_str(), password.as_str(), "plainly-visible"] {
+            assert!(!text.contains(word), "{name} has a secret");
+        }
+    }
+    space.delete().await;
+}
+
+#[tokio::test]
+async fn names_of_queues_are_completed_from_the_cluster() {
+    let space = Namespace::create("completed").await;
+    space.queue("hello", "{}").await;
+    space.queue("helper", "{keyPrefix: other}").await;
+    let answer = run(
+        e2e::process::binary("kubectl-jobqueue").to_str().expect("text"),
+        &["__complete", "--", "-n", &space.name, "stats", "hel"],
+        None,
+    )
+    .await;
+    assert_eq!(answer.expect("completed"), "hello\nhelper\n:4\n");
+    for shell in ["bash", "zsh", "fish"] {
+        assert!(jobqueue(&space, &["completion", shell]).await.ok().contains("__complete"));
+    }
+    space.delete().await;
+}

@@ -1,0 +1,125 @@
+//! What cannot be done is told in one line, with an exit code of its own.
+use e2e::kubernetes::Namespace;
+
+use crate::support::{jobqueue, jobqueue_with, stranger};
+
+/// Every verb that takes the name of a queue.
+const VERBS: [&[&str]; 14] = [
+    &["stats", "NAME"],
+    &["stats", "NAME", "--live"],
+    &["describe", "NAME"],
+    &["explain", "NAME"],
+    &["peek", "NAME"],
+    &["job", "NAME", "1"],
+    &["enqueue", "NAME", "--arg", "filepath=/a"],
+    &["dlq", "list", "NAME"],
+    &["dlq", "requeue", "NAME", "--yes"],
+    &["pause", "NAME"],
+    &["scale", "NAME", "1"],
+    &["drain", "NAME", "pod"],
+    &["logs", "NAME"],
+    &["doctor", "NAME"],
+];
+
+fn verb(verb: &[&'static str], name: &'static str) -> Vec<&'static str> {
+    verb.iter().map(|word| if *word == "NAME" { name } else { word }).collect()
+}
+
+#[tokio::test]
+async fn a_queue_that_does_not_exist_is_said_to_by_every_verb() {
+    let space = Namespace::create("missing").await;
+    for one in VERBS {
+        let said = jobqueue(&space, &verb(one, "nobody")).await.failed(3);
+        assert!(said.contains("there is no JobQueue nobody in namespace"), "{one:?}: {said}");
+    }
+    space.delete().await;
+}
+
+#[tokio::test]
+async fn who_may_only_look_is_told_which_right_is_missing() {
+    let space = Namespace::create("forbidden").await;
+    space.queue("hello", "{scaling: {mode: Manual}, replicas: 1}").await;
+    space.await_condition("hello", "WorkersAvailable", "True/Available: 1 of 1").await;
+    let nobody = stranger(&space, "nobody", None).await;
+    for one in VERBS {
+        let said = jobqueue_with(&space, &verb(one, "hello"), Some(nobody.path())).await.failed(4);
+        assert!(said.contains("cannot get resource \"jobqueues\""), "{one:?}: {said}");
+    }
+    let viewer = stranger(&space, "viewer", Some("jobqueue-view")).await;
+    for one in [
+        &["stats", "hello"][..],
+        &["list"],
+        &["explain", "hello"],
+        &["describe", "hello"],
+        &["logs", "hello"],
+    ] {
+        jobqueue_with(&space, one, Some(viewer.path())).await.ok();
+    }
+    for one in [
+        &["peek", "hello"][..],
+        &["stats", "hello", "--live"],
+        &["dlq", "requeue", "hello", "--yes"],
+        &["enqueue", "hello", "--arg", "filepath=/a"],
+    ] {
+        let said = jobqueue_with(&space, one, Some(viewer.path())).await.failed(4);
+        assert!(said.contains("pods/exec"), "{one:?}: {said}");
+    }
+    for one in [&["pause", "hello"][..], &["scale", "hello", "2"]] {
+        jobqueue_with(&space, one, Some(viewer.path())).await.failed(4);
+    }
+    let editor = stranger(&space, "editor", Some("jobqueue-edit")).await;
+    for one in [&["peek", "hello"][..], &["pause", "hello"], &["stats", "hello", "--live"]] {
+        jobqueue_with(&space, one, Some(editor.path())).await.ok();
+    }
+    space.delete().await;
+}
+
+#[tokio::test]
+async fn redis_away_is_told_by_everything_that_asks_it_and_by_nothing_else() {
+    let space = Namespace::create("away").await;
+    let redis = space.external("redis").await;
+    space.queue("hello", &space.on("redis", "scaling: {mode: Manual}, replicas: 1")).await;
+    space.await_condition("hello", "WorkersAvailable", "True/Available: 1 of 1").await;
+    drop(redis);
+    space.kubectl(&["delete", "pod", "redis", "--wait=true"]).await.expect("deleted");
+    for one in [
+        &["peek", "hello"][..],
+        &["stats", "hello", "--live"],
+        &["job", "hello", "1"],
+        &["dlq", "list", "hello"],
+        &["dlq", "requeue", "hello", "--yes"],
+        &["enqueue", "hello", "--arg", "filepath=/a", "--arg", "filesize=0"],
+    ] {
+        let said = jobqueue(&space, one).await.failed(1);
+        assert!(said.contains("cannot reach Redis at"), "{one:?}: {said}");
+    }
+    let found = jobqueue(&space, &["doctor", "hello"]).await;
+    assert!(found.code == 1 && found.out.contains("[redis]"), "{found:#?}");
+    for one in [
+        &["stats", "hello"][..],
+        &["explain", "hello"],
+        &["describe", "hello"],
+        &["logs", "hello"],
+        &["pause", "hello"],
+    ] {
+        jobqueue(&space, one).await.ok();
+    }
+    space.delete().await;
+}
+
+#[tokio::test]
+async fn a_cluster_that_cannot_be_reached_and_a_wrong_call_have_their_own_codes() {
+    let space = Namespace::create("wrong").await;
+    let said = jobqueue(&space, &["stats", "--kubeconfig", "/nowhere"]).await.failed(5);
+    assert!(said.contains("kubeconfig"), "{said}");
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    let config = r#"{"apiVersion":"v1","kind":"Config","current-context":"x","contexts":[{"name":"x","context":{"cluster":"x","user":"x"}}],
+        "clusters":[{"name":"x","cluster":{"server":"http://127.0.0.1:1"}}],"users":[{"name":"x","user":{}}]}"#;
+    std::fs::write(file.path(), config).expect("written");
+    let said = jobqueue_with(&space, &["stats"], Some(file.path())).await.failed(5);
+    assert!(said.contains("does not answer"), "{said}");
+    assert_eq!(jobqueue(&space, &["stats", "--nonsense"]).await.code, 2);
+    let said = jobqueue(&space, &["top"]).await.failed(2);
+    assert!(said.contains("needs a terminal"), "{said}");
+    space.delete().await;
+}

@@ -1,0 +1,369 @@
+//! The conversation with Redis: for each shard one clerk that writes and one that reads, each with a connection of
+//! its own. What requests ask for while Redis is answering is asked for together, in one call: under load a request
+//! costs a fraction of a round trip, and no timer makes one wait.
+mod reading;
+mod writing;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use jobqueue::config::Config;
+use jobqueue::connect::{Connector, Settings};
+use jobqueue::engine::Engine;
+use jobqueue::job::Data;
+use jobqueue::keys::Keys;
+use jobqueue::protocol::async_jobs::Status;
+use jobqueue::store::{Answer, Order, PAGE_COUNT, Place, Session, StoreError};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{Instant, timeout_at};
+use uuid::Uuid;
+
+use super::problem::{Code, Problem};
+use crate::health::{Dependency, Readiness};
+use crate::metrics::Metrics;
+
+/// Bytes of jobs after which a list ends, and goes on with its next page.
+const LIST_BYTES: usize = 2 << 20;
+/// What may wait for one clerk; beyond that new requests are refused at once.
+const WAITING: usize = 2048;
+
+type Reply<T> = oneshot::Sender<Result<T, StoreError>>;
+
+enum Write {
+    Create(Arc<Order>, Reply<Answer>),
+    Cancel(String, Reply<Option<Cancelled>>),
+}
+
+enum Read {
+    Job(String, Reply<Option<Bytes>>),
+    List { statuses: Vec<Status>, after: Option<Place>, limit: usize, reply: Reply<Vec<Place>> },
+    Page(Vec<String>, Reply<Vec<Option<Bytes>>>),
+}
+
+/// What became of a job that was to be cancelled.
+#[derive(Debug, Clone)]
+pub(super) enum Cancelled {
+    /// It is cancelled: its bytes.
+    Now(Bytes),
+    /// It ended before.
+    Finished(Status),
+    /// It is no job.
+    Malformed,
+}
+
+/// One page of a list.
+#[derive(Debug, Default)]
+pub(super) struct Listed {
+    /// The jobs that are still there, by id.
+    pub jobs: Vec<(String, Bytes)>,
+    /// Where the next page begins, if there may be one.
+    pub next: Option<Place>,
+}
+
+struct Desk {
+    write: mpsc::Sender<Write>,
+    read: mpsc::Sender<Read>,
+}
+
+/// When more is asked for than may wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Crowd {
+    /// Refused at once.
+    Refused,
+    /// Waits for its turn: an event may wake any number of requests that were let in long ago.
+    Queued,
+}
+
+/// What requests ask the clerks through. Every answer comes within a bound.
+pub(super) struct Clerks {
+    /// One a shard; those that an earlier layout left behind come last, and get no new jobs.
+    desks: Vec<Desk>,
+    shards: u16,
+    bound: Duration,
+    ahead_ms: Arc<AtomicI64>,
+}
+
+/// Where the clerks tell how they fare.
+#[derive(Clone)]
+pub(super) struct Told {
+    pub metrics: Arc<Metrics>,
+    pub readiness: Readiness,
+    /// How far Redis' clock is ahead of ours, in ms: jobs of several processes are in one order.
+    pub ahead_ms: Arc<AtomicI64>,
+}
+
+/// Our own clock.
+fn local_ms() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since.map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
+}
+
+impl Told {
+    fn redis(&self, up: bool, session: &mut Session) {
+        self.metrics.redis_answers(up);
+        self.metrics.redis_round_trips(std::mem::take(&mut session.round_trips));
+        self.readiness.dependency("redis", if up { Dependency::Up } else { Dependency::Down });
+    }
+}
+
+/// An engine whose calls fail soon enough for a request to be answered in time.
+pub(super) fn engine(config: &Config) -> Engine {
+    let mut engine = Engine::new(config);
+    let bound = config.api.redis_timeout.get();
+    let settings = engine.connector.settings();
+    engine.connector = Connector::new(Settings {
+        dial_timeout: settings.dial_timeout.min(bound),
+        read_timeout: settings.read_timeout.min(bound),
+        ..settings.clone()
+    });
+    engine
+}
+
+impl Clerks {
+    /// Starts the clerks of an engine's shards.
+    pub(super) fn start(engine: &Engine, bound: Duration, told: &Told) -> Self {
+        let desk = |keys: &Keys| {
+            let (write, writes) = mpsc::channel(WAITING);
+            let (read, reads) = mpsc::channel(WAITING);
+            tokio::spawn(writing::run(engine.session(keys), writes, told.clone()));
+            tokio::spawn(reading::run(engine.session(keys), reads, told.clone()));
+            Desk { write, read }
+        };
+        let desks = engine.shards.iter().map(desk).collect();
+        Self { desks, shards: engine.naming.shards, bound, ahead_ms: Arc::clone(&told.ahead_ms) }
+    }
+
+    /// When a request that begins now is answered at the latest, whatever it has to ask for.
+    pub(super) fn deadline(&self) -> Instant {
+        Instant::now() + self.bound
+    }
+
+    /// Redis' clock, as far as it is known.
+    pub(super) fn now_ms(&self) -> u64 {
+        local_ms().saturating_add_signed(self.ahead_ms.load(Ordering::Relaxed))
+    }
+
+    /// A shard for new jobs: that of the idempotency key, so that the key and its jobs change in one step.
+    pub(super) fn shard(&self, idempotency: Option<&str>) -> u16 {
+        match idempotency {
+            Some(hash) => Keys::shard_of(hash, self.shards),
+            None => Keys::shard_of(&Uuid::new_v4().to_string(), self.shards),
+        }
+    }
+
+    /// A new id whose jobs belong to this shard: drawn until one does, as often as there are shards.
+    pub(super) fn id(&self, shard: u16) -> String {
+        loop {
+            let id = Uuid::now_v7().to_string();
+            if Keys::shard_of(&id, self.shards) == shard {
+                return id;
+            }
+        }
+    }
+
+    /// Creates the jobs of an order in a shard.
+    pub(super) async fn create(&self, shard: u16, order: Arc<Order>, by: Instant) -> Result<Answer, Problem> {
+        let ask = |reply| Write::Create(order, reply);
+        match self.ask(|desk| &desk.write, usize::from(shard), ask, by).await? {
+            Answer::Refused(refusal) => {
+                let error = StoreError::from(refusal);
+                tracing::error!(%error, "Redis refused what a request asked for");
+                Err(refused(&error))
+            }
+            answer => Ok(answer),
+        }
+    }
+
+    /// The bytes of a job, wherever it is.
+    pub(super) async fn get(&self, id: &str, by: Instant) -> Result<Option<Bytes>, Problem> {
+        Ok(self.find(id, by, Crowd::Refused).await?.map(|(_, bytes)| bytes))
+    }
+
+    /// The same for a request that has waited for the job to change.
+    pub(super) async fn look(&self, id: &str) -> Result<Option<Bytes>, Problem> {
+        Ok(self.find(id, self.deadline(), Crowd::Queued).await?.map(|(_, bytes)| bytes))
+    }
+
+    /// The jobs of a shard that are there, each by its id: read a page at a time, until there are `most`.
+    pub(super) async fn jobs(
+        &self,
+        shard: u16,
+        ids: &[String],
+        most: usize,
+        by: Instant,
+    ) -> Result<Vec<(String, Bytes)>, Problem> {
+        let mut jobs = Vec::new();
+        let mut rest = ids;
+        while !rest.is_empty() && jobs.len() < most {
+            let asked = rest[..rest.len().min(PAGE_COUNT)].to_vec();
+            let ask = |reply| Read::Page(asked, reply);
+            let page = self.ask(|desk| &desk.read, usize::from(shard), ask, by).await?;
+            // Never none of those that were asked for; but a loop must not depend on it.
+            let (read, unread) = rest.split_at(page.len().clamp(1, rest.len()));
+            jobs.extend(read.iter().zip(page).filter_map(|(id, job)| Some((id.clone(), job?))));
+            rest = unread;
+        }
+        Ok(jobs)
+    }
+
+    /// Cancels a job; `None` when there is none.
+    pub(super) async fn cancel(&self, id: &str) -> Result<Option<Cancelled>, Problem> {
+        let by = self.deadline();
+        let Some((shard, _)) = self.find(id, by, Crowd::Refused).await? else { return Ok(None) };
+        self.ask(|desk| &desk.write, shard, |reply| Write::Cancel(id.to_owned(), reply), by).await
+    }
+
+    /// The newest jobs of some statuses after a place.
+    pub(super) async fn list(
+        &self,
+        statuses: &[Status],
+        after: Option<Place>,
+        limit: usize,
+    ) -> Result<Listed, Problem> {
+        let by = self.deadline();
+        let mut places: Vec<(Place, usize)> = Vec::new();
+        for shard in 0..self.desks.len() {
+            let ask = |reply| Read::List { statuses: statuses.to_vec(), after: after.clone(), limit, reply };
+            let found = self.ask(|desk| &desk.read, shard, ask, by).await?;
+            places.extend(found.into_iter().map(|place| (place, shard)));
+        }
+        places.sort_by(|a, b| b.0.cmp(&a.0));
+        let more = places.len() > limit;
+        places.truncate(limit);
+        let mut listed = Listed::default();
+        let mut rest = &places[..];
+        // Jobs of one shard that follow each other are read in one page; what does not fit begins the next.
+        while let Some((_, shard)) = rest.first() {
+            let run = rest.iter().take_while(|(_, other)| other == shard).count();
+            let ids = rest[..run].iter().map(|(place, _)| place.id.clone()).collect();
+            let page = self.ask(|desk| &desk.read, *shard, |reply| Read::Page(ids, reply), by).await?;
+            if page.is_empty() {
+                break;
+            }
+            let (read, unread) = rest.split_at(page.len().min(run));
+            let jobs = read.iter().zip(page).filter_map(|((place, _), job)| Some((place.id.clone(), job?)));
+            listed.jobs.extend(jobs);
+            rest = unread;
+            let size: usize = listed.jobs.iter().map(|(_, job)| job.len()).sum();
+            if size > LIST_BYTES || rest.is_empty() {
+                listed.next =
+                    read.last().map(|(place, _)| place.clone()).filter(|_| more || !rest.is_empty());
+                break;
+            }
+        }
+        Ok(listed)
+    }
+
+    /// Where a job is: first where its id belongs, then, as after a change of `worker.shards`, anywhere.
+    async fn find(&self, id: &str, by: Instant, crowd: Crowd) -> Result<Option<(usize, Bytes)>, Problem> {
+        let home = usize::from(Keys::shard_of(id, self.shards));
+        let others = (0..self.desks.len()).filter(|shard| *shard != home);
+        for shard in std::iter::once(home).chain(others) {
+            let clerk = &self.desks[shard].read;
+            let place = match crowd {
+                Crowd::Refused => clerk.try_reserve().map_err(|_| overloaded())?,
+                Crowd::Queued => {
+                    timeout_at(by, clerk.reserve()).await.ok().and_then(Result::ok).ok_or_else(late)?
+                }
+            };
+            if let Some(bytes) = answered(place, |reply| Read::Job(id.to_owned(), reply), by).await? {
+                return Ok(Some((shard, bytes)));
+            }
+        }
+        Ok(None)
+    }
+
+    async fn ask<M, T>(
+        &self,
+        clerk: impl Fn(&Desk) -> &mpsc::Sender<M>,
+        shard: usize,
+        message: impl FnOnce(Reply<T>) -> M,
+        by: Instant,
+    ) -> Result<T, Problem> {
+        let place = clerk(&self.desks[shard]).try_reserve().map_err(|_| overloaded())?;
+        answered(place, message, by).await
+    }
+}
+
+/// Asks for something, and waits for the answer no longer than until `by`.
+async fn answered<M, T>(
+    place: mpsc::Permit<'_, M>,
+    message: impl FnOnce(Reply<T>) -> M,
+    by: Instant,
+) -> Result<T, Problem> {
+    let (reply, answer) = oneshot::channel();
+    place.send(message(reply));
+    match timeout_at(by, answer).await {
+        Ok(Ok(answer)) => answer.map_err(|error| refused(&error)),
+        Ok(Err(_)) | Err(_) => Err(late()),
+    }
+}
+
+fn overloaded() -> Problem {
+    Problem::new(Code::Overloaded, "too many requests wait for Redis; try again")
+}
+
+/// Whether it took place is not known: with an idempotency key it can be asked for again.
+fn late() -> Problem {
+    let detail = "Redis did not answer in time; what was asked for may have taken place: ask again, a create with \
+                  the same Idempotency-Key";
+    Problem::new(Code::Unavailable, detail)
+}
+
+/// What a client is told; the log says what an operator must do.
+fn refused(error: &StoreError) -> Problem {
+    match error {
+        StoreError::Unfit { reason, .. } if reason.contains("OOM") => {
+            Problem::new(Code::Unavailable, "Redis is out of memory, nothing was changed; try again later")
+        }
+        StoreError::OutOfMemory(_) => {
+            Problem::new(Code::Unavailable, "Redis is out of memory, nothing was changed; try again later")
+        }
+        _ => Problem::new(Code::Unavailable, "Redis cannot be used now; try again later"),
+    }
+}
+
+/// Whether a call may be repeated: its requests still wait, and it may help.
+fn tell(told: &Told, session: &mut Session, failure: Option<&StoreError>) -> bool {
+    // An answer that refuses is an answer.
+    let up = !matches!(failure, Some(StoreError::Connect(_) | StoreError::Lost(_) | StoreError::Later(_)));
+    told.redis(up, session);
+    let Some(error) = failure else { return false };
+    if error.is_transient() {
+        tracing::debug!(%error, "Could not reach Redis, trying again");
+    } else {
+        tracing::error!(%error, "Redis refused what a request asked for");
+    }
+    error.is_transient()
+}
+
+/// The same error for one more request.
+fn same(error: &StoreError) -> StoreError {
+    match error {
+        StoreError::OutOfMemory(reason) => StoreError::OutOfMemory(reason.clone()),
+        other => StoreError::Unexpected(other.to_string()),
+    }
+}
+
+/// The first of some jobs: all, unless they are more than a page of bytes. What holds no text is no job.
+async fn read(session: &mut Session, ids: &[&str]) -> Result<Vec<Option<Bytes>>, StoreError> {
+    let keys = session.keys.jobs();
+    let found = session.data(ids.iter().map(|id| keys.data(id)).collect(), usize::MAX).await?;
+    let bytes = |data| match data {
+        Data::Is(bytes) => Some(bytes),
+        Data::Missing | Data::TooLarge(_) | Data::Unfit(_) => None,
+    };
+    Ok(found.into_iter().map(bytes).collect())
+}
+
+/// Watches over Redis while nobody asks: what `/readyz` and `redis_up` say is never old.
+pub(super) async fn watch_over(mut session: Session, told: Told) {
+    let key = session.keys.layout();
+    loop {
+        let answered = session.exists(&key).await;
+        tell(&told, &mut session, answered.as_ref().err());
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+}
