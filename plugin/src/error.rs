@@ -24,6 +24,14 @@ pub enum Error {
     /// The cluster or a pod cannot be reached.
     #[error("{0}")]
     Unreachable(String),
+    /// The pod was gone before a command in it has said anything.
+    #[error("pod {pod} went away ({why}); try again")]
+    PodGone {
+        /// The pod.
+        pod: String,
+        /// What is known of it.
+        why: String,
+    },
     /// Ctrl-C.
     #[error("interrupted")]
     Interrupted,
@@ -45,7 +53,7 @@ impl Error {
             Self::Usage(_) => 2,
             Self::NotFound(_) => 3,
             Self::Forbidden(_) => 4,
-            Self::Unreachable(_) => 5,
+            Self::Unreachable(_) | Self::PodGone { .. } => 5,
             Self::Interrupted => INTERRUPTED,
             Self::Remote { code, .. } => *code,
         }

@@ -6,6 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
 use kube::ResourceExt;
 use kube::api::{AttachParams, DynamicObject};
 use operator::api::v1alpha1::JobQueue;
+use operator::drain::DRAINING;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
@@ -21,6 +22,10 @@ const BUFFER: usize = 64 * 1024;
 const LARGEST_ANSWER: usize = 256 * 1024 * 1024;
 /// A command that was told to stop has this long to say what it did.
 const LAST_WORDS: Duration = Duration::from_secs(20);
+/// Pods that a command is tried in before it is given up: workers may leave one after the other while a queue shrinks.
+const TRIES: usize = 3;
+/// The exit code of a process that was killed: as the commands do when their pod leaves.
+const KILLED: u8 = 137;
 
 /// Where the commands of one queue run.
 #[derive(Debug)]
@@ -45,6 +50,8 @@ pub struct Seat {
     pub config: String,
     /// Whether the pod was made for this.
     pub guest: bool,
+    /// Whether the pod drains: it may be gone at any moment.
+    drains: bool,
 }
 
 /// What a command says.
@@ -74,25 +81,33 @@ pub enum Input<'a> {
     Bytes(&'a [u8]),
 }
 
-/// Opens a seat for a queue, in a pod of its own if it has none, and does the work. Should it not get to the end, the pod is
-/// deleted with all others before the process ends.
+/// Opens a seat for a queue, in a pod of its own if it has none, and does the work; again elsewhere when the pod was gone
+/// before the work has said anything. Should it not get to the end, the pod is deleted with all others before the process
+/// ends.
 pub async fn with<T>(
     cluster: &Cluster,
     queue: &JobQueue,
     interrupt: &Interrupt,
-    work: impl AsyncFnOnce(&Remote<'_>) -> Result<T, Error>,
+    mut work: impl AsyncFnMut(&Remote<'_>) -> Result<T, Error>,
 ) -> Result<T, Error> {
-    let name = queue.name_any();
-    let seat = match interrupt.or(find(cluster, &name)).await? {
-        Some(seat) => seat,
-        None => invite(cluster, queue, interrupt).await?,
-    };
-    let remote = Remote { cluster, interrupt, queue: name, seat };
-    let outcome = work(&remote).await;
-    if remote.seat.guest {
-        cluster.dismiss(Some(&remote.seat.pod)).await;
+    let mut gone = Vec::new();
+    loop {
+        let name = queue.name_any();
+        let seats = interrupt.or(find(cluster, &name)).await?;
+        let seat = match seats.into_iter().find(|seat| !seat.drains && !gone.contains(&seat.pod)) {
+            Some(seat) => seat,
+            None => invite(cluster, queue, interrupt).await?,
+        };
+        let remote = Remote { cluster, interrupt, queue: name, seat };
+        let outcome = work(&remote).await;
+        if remote.seat.guest {
+            cluster.dismiss(Some(&remote.seat.pod)).await;
+        }
+        match outcome {
+            Err(Error::PodGone { pod, .. }) if gone.len() + 1 < TRIES => gone.push(pod),
+            outcome => return outcome,
+        }
     }
-    outcome
 }
 
 /// The same for a queue that has pods; nothing if it has none.
@@ -102,20 +117,20 @@ pub async fn among_workers<T>(
     interrupt: &Interrupt,
     work: impl AsyncFnOnce(&Remote<'_>) -> Result<T, Error>,
 ) -> Result<Option<T>, Error> {
-    let Some(seat) = find(cluster, queue).await? else { return Ok(None) };
+    let Some(seat) = find(cluster, queue).await?.into_iter().next() else { return Ok(None) };
     let remote = Remote { cluster, interrupt, queue: queue.into(), seat };
     work(&remote).await.map(Some)
 }
 
-/// A pod of the queue that runs the worker.
-async fn find(cluster: &Cluster, queue: &str) -> Result<Option<Seat>, Error> {
+/// The pods of the queue that run the worker, those that drain last.
+async fn find(cluster: &Cluster, queue: &str) -> Result<Vec<Seat>, Error> {
+    let mut seats = Vec::new();
     for part in ["worker", "producer", "api"] {
         let pods = cluster.pods_of(queue, Some(part)).await?;
-        if let Some(seat) = pods.iter().find_map(|pod| seat(pod, part)) {
-            return Ok(Some(seat));
-        }
+        seats.extend(pods.iter().filter_map(|pod| seat(pod, part)));
     }
-    Ok(None)
+    seats.sort_by_key(|seat| seat.drains);
+    Ok(seats)
 }
 
 /// The container of a pod that a command can run in: pure.
@@ -134,6 +149,7 @@ fn seat(pod: &DynamicObject, part: &str) -> Option<Seat> {
         program,
         config: guest::config_argument(&container),
         guest: false,
+        drains: pod.annotations().contains_key(DRAINING),
     })
 }
 
@@ -143,7 +159,7 @@ async fn invite(cluster: &Cluster, queue: &JobQueue, interrupt: &Interrupt) -> R
         cluster.dismiss(Some(&pod)).await;
         return Err(error);
     }
-    Ok(Seat { pod, container: guest::CONTAINER.into(), program: "/worker".into(), config, guest: true })
+    Ok(Seat { pod, container: guest::CONTAINER.into(), program: "/worker".into(), config, guest: true, drains: false })
 }
 
 impl Remote<'_> {
@@ -211,7 +227,10 @@ impl Remote<'_> {
         let what = format!("run a command in pod {}", self.seat.pod);
         let pods = self.cluster.pods();
         let started = self.cluster.ask(&what, pods.exec(&self.seat.pod, words, &params));
-        let mut process = self.interrupt.or(started).await?;
+        let mut process = self.interrupt.or(started).await.map_err(|error| match error {
+            Error::NotFound(why) => Error::PodGone { pod: self.seat.pod.clone(), why },
+            other => other,
+        })?;
         let broken = || Error::Unreachable(format!("the connection to pod {} broke", self.seat.pod));
         let status = process.take_status().ok_or_else(broken)?;
         let (mut stdin, mut stdout) = (process.stdin(), process.stdout().ok_or_else(broken)?);
@@ -226,6 +245,8 @@ impl Remote<'_> {
             }));
         }
         let mut ended = Ended::default();
+        // What was sent may have been done, although it was not said.
+        let mut unheard = input == Input::Held;
         let (mut chunk, mut answering, mut talking) = (vec![0; BUFFER], true, true);
         let (mut told, mut cut) = (false, false);
         let silent = tokio::time::sleep(Duration::MAX / 4);
@@ -234,13 +255,16 @@ impl Remote<'_> {
             tokio::select! {
                 read = stdout.read(&mut chunk), if answering => match read {
                     Ok(0) | Err(_) => answering = false,
-                    Ok(length) => if let Some(reply) = heard(Said::Answer(&chunk[..length]))?
-                        && let Some(stdin) = &mut stdin {
-                        let _ = stdin.write_all(reply.as_bytes()).await;
-                    },
+                    Ok(length) => {
+                        unheard = false;
+                        if let Some(reply) = heard(Said::Answer(&chunk[..length]))? && let Some(stdin) = &mut stdin {
+                            let _ = stdin.write_all(reply.as_bytes()).await;
+                        }
+                    }
                 },
                 line = stderr.next_segment(), if talking => match line {
                     Ok(Some(line)) => {
+                        unheard = false;
                         let line = String::from_utf8_lossy(&line);
                         if !line.starts_with('{') {
                             ended.said.push_str(line.trim_end());
@@ -267,7 +291,16 @@ impl Remote<'_> {
                 () = &mut silent, if told => return Err(Error::Interrupted),
             }
         }
-        ended.code = exit_code(status.await).ok_or_else(broken)?;
+        let end = end(status.await);
+        ended.code = match end {
+            End::Exited(KILLED) | End::Broken if unheard => {
+                return Err(Error::PodGone { pod: self.seat.pod.clone(), why: "the command was cut off".into() });
+            }
+            End::Exited(code) => code,
+            // It was never begun, whatever was to be sent.
+            End::NotStarted(why) => return Err(Error::PodGone { pod: self.seat.pod.clone(), why }),
+            End::Broken => return Err(broken()),
+        };
         if cut && ended.code != 0 {
             return Err(Error::Interrupted);
         }
@@ -316,15 +349,29 @@ pub async fn version_in(cluster: &Cluster, pod: &DynamicObject) -> Result<String
     Ok(said.trim().rsplit(' ').next().unwrap_or_default().to_owned())
 }
 
-/// What the process ended with; nothing if the connection broke before it was told.
-fn exit_code(status: Option<Status>) -> Option<u8> {
-    let status = status?;
+/// How a process ended.
+#[derive(Debug, PartialEq, Eq)]
+enum End {
+    /// With this code.
+    Exited(u8),
+    /// Not at all: it was not started, because.
+    NotStarted(String),
+    /// Nobody knows: the connection broke before it was told.
+    Broken,
+}
+
+/// How a process ended, by what the kubelet says: pure.
+fn end(status: Option<Status>) -> End {
+    let Some(status) = status else { return End::Broken };
     if status.status.as_deref() == Some("Success") {
-        return Some(0);
+        return End::Exited(0);
     }
     let causes = status.details.and_then(|details| details.causes).unwrap_or_default();
     let code = causes.iter().find(|cause| cause.reason.as_deref() == Some("ExitCode"));
-    Some(code.and_then(|cause| cause.message.as_ref()?.parse().ok()).unwrap_or(1))
+    match code {
+        Some(code) => End::Exited(code.message.as_ref().and_then(|code| code.parse().ok()).unwrap_or(1)),
+        None => End::NotStarted(status.message.unwrap_or_else(|| "the kubelet does not say why".into())),
+    }
 }
 
 #[cfg(test)]
@@ -348,6 +395,9 @@ mod tests {
         let mut leaving = object.clone();
         leaving["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
         assert_eq!(seat(&pod(leaving), "worker"), None);
+        let mut draining = object.clone();
+        draining["metadata"]["annotations"] = json!({ DRAINING: "1" });
+        assert!(seat(&pod(draining), "worker").unwrap().drains && !found.drains);
         let mut starting = object;
         starting["status"]["containerStatuses"][0]["state"] = json!({ "waiting": {} });
         assert_eq!(seat(&pod(starting), "worker"), None);
@@ -365,11 +415,12 @@ mod tests {
 
     #[test]
     fn the_exit_code_of_a_command_is_what_the_kubelet_says() {
-        let status = |text: Value| exit_code(serde_json::from_value(text).ok());
-        assert_eq!(status(json!({ "status": "Success" })), Some(0));
+        let status = |text: Value| end(serde_json::from_value(text).ok());
+        assert_eq!(status(json!({ "status": "Success" })), End::Exited(0));
         let failed = json!({ "status": "Failure", "reason": "NonZeroExitCode", "details": { "causes": [{ "reason": "ExitCode", "message": "130" }] } });
-        assert_eq!(status(failed), Some(130));
-        assert_eq!(status(json!({ "status": "Failure", "message": "no such container" })), Some(1));
-        assert_eq!(exit_code(None), None);
+        assert_eq!(status(failed), End::Exited(130));
+        let gone = json!({ "status": "Failure", "message": "container not found" });
+        assert_eq!(status(gone), End::NotStarted("container not found".into()));
+        assert_eq!(end(None), End::Broken);
     }
 }

@@ -169,7 +169,7 @@ async fn keep_following(
     loop {
         // A hundred queues do not start a hundred commands, or pods, at once.
         let mut permit = starting.acquire().await.ok();
-        let hear = |stats: live::Stats| {
+        let mut hear = |stats: live::Stats| {
             permit.take();
             ever = true;
             told(&mut |heard| {
@@ -178,7 +178,7 @@ async fn keep_following(
             });
         };
         let outcome =
-            remote::with(&within, queue, interrupt, async |remote| follow(remote, hear).await).await;
+            remote::with(&within, queue, interrupt, async |remote| follow(remote, &mut hear).await).await;
         let Err(error) = outcome else { continue };
         // A command that was interrupted, and not by us, went with its pod.
         if interrupt.is_told() || (alone && !ever) {
