@@ -75,7 +75,7 @@ pub struct Ended {
 /// What a command reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Input<'a> {
-    /// Nothing: the end of it tells the command to stop.
+    /// Nothing: the end of it tells the command to stop. Such a command may be begun again elsewhere.
     Held,
     /// This, and then the end.
     Bytes(&'a [u8]),
@@ -245,7 +245,7 @@ impl Remote<'_> {
             }));
         }
         let mut ended = Ended::default();
-        // What was sent may have been done, although it was not said.
+        // What was sent may have been done, although nothing was said of it.
         let mut unheard = input == Input::Held;
         let (mut chunk, mut answering, mut talking) = (vec![0; BUFFER], true, true);
         let (mut told, mut cut) = (false, false);

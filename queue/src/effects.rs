@@ -131,6 +131,8 @@ pub enum Effect {
         key: String,
         /// How many stay.
         max: u64,
+        /// Whether those that go are counted: dead letters are somebody's loss, completed jobs are not.
+        counted: bool,
     },
     /// Keep of a sorted set what is newer than a score, and no more than so many.
     TrimSet {

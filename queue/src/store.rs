@@ -485,8 +485,9 @@ impl Call {
                     let channel = self.key(channel);
                     self.arg("P").arg(channel).arg(message).arg("");
                 }
-                Effect::Trim { key, max } => {
-                    let (key, counters) = (self.key(key), self.key(counters));
+                Effect::Trim { key, max, counted } => {
+                    let key = self.key(key);
+                    let counters = if *counted { self.key(counters).to_string() } else { String::new() };
                     self.arg("T").arg(key).arg(*max).arg(counters);
                 }
                 Effect::TrimSet { key, before, rank } => {

@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 use crate::failpoint;
 use crate::shared::{Beat, LaneSettings, Shared};
 use crate::shutdown::Shutdown;
-use crate::slots::{self, Permit};
+use crate::slots::{self, Beyond, Permit};
 
 mod cycle;
 mod drain;
@@ -268,7 +268,12 @@ impl Lane {
 
     fn room(&self) -> usize {
         let LaneSettings { share, spare, .. } = self.shared.settings;
-        slots::room(self.shared.slots.free(), self.held_count(), share, spare)
+        let beyond = match spare {
+            Some(spare) => Beyond::Leaving(spare),
+            None if self.parks.is_empty() => Beyond::Nothing,
+            None => Beyond::One,
+        };
+        slots::room(self.shared.slots.free(), self.held_count(), share, beyond)
     }
 
     fn until_next(&self) -> Duration {

@@ -28,8 +28,8 @@ pub struct LaneSettings {
     pub completed_max: Option<u64>,
     /// The slots of one lane: as many as it may always use.
     pub share: usize,
-    /// Slots that a lane leaves free when it goes beyond its share.
-    pub spare: usize,
+    /// Slots that a lane leaves free when it goes beyond its share; `None` where all lanes serve the same queues.
+    pub spare: Option<usize>,
     /// From the first signal to the release of what still runs.
     pub drain_timeout: Duration,
     /// How often each queue is asked first; empty: always in their order.

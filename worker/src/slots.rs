@@ -8,10 +8,26 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// How many of the free slots a lane may take that holds `held` jobs: up to its share, and beyond it what leaves
-/// `left` of them free.
-pub fn room(free: usize, held: usize, share: usize, left: usize) -> usize {
-    free.min(share.saturating_sub(held).max(free.saturating_sub(left)))
+/// What a lane does with free slots beyond its share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Beyond {
+    /// It takes those that leave so many free: most of them may go to a shard that alone has jobs.
+    Leaving(usize),
+    /// It takes one at a time: the others serve the same queues and are woken to take the rest, but as long as a slot
+    /// is free, somebody has to be there for the next job.
+    One,
+    /// It takes none: another serves the same queues, and is there.
+    Nothing,
+}
+
+/// How many of the free slots a lane may take that holds `held` jobs.
+pub fn room(free: usize, held: usize, share: usize, beyond: Beyond) -> usize {
+    let extra = match beyond {
+        Beyond::Leaving(left) => free.saturating_sub(left),
+        Beyond::One => 1,
+        Beyond::Nothing => 0,
+    };
+    free.min(share.saturating_sub(held).max(extra))
 }
 
 /// How many of the slots that its `due` jobs give back a lane may use again at once, when it takes `room` besides: none
@@ -108,10 +124,14 @@ mod tests {
 
     #[test]
     fn a_lane_takes_its_share_and_beyond_it_leaves_the_others_something_to_wake_up_with() {
-        assert_eq!(room(16, 0, 4, 3), 13, "nobody else has jobs");
-        assert_eq!(room(3, 13, 4, 3), 0, "one for each of the others");
-        assert_eq!(room(2, 1, 4, 3), 2, "its share is its own");
-        assert_eq!(room(16, 0, 4, usize::MAX), 4, "the others serve the same queues");
+        let leaving = Beyond::Leaving(3);
+        assert_eq!(room(16, 0, 4, leaving), 13, "nobody else has jobs");
+        assert_eq!(room(3, 13, 4, leaving), 0, "one for each of the others");
+        assert_eq!(room(2, 1, 4, leaving), 2, "its share is its own");
+        assert_eq!(room(16, 0, 4, Beyond::Nothing), 4, "the others serve the same queues");
+        assert_eq!(room(16, 0, 4, Beyond::One), 4, "its share first");
+        assert_eq!(room(12, 4, 4, Beyond::One), 1, "a slot is free: somebody is there for the next job");
+        assert_eq!(room(0, 4, 4, Beyond::One), 0);
         assert_eq!(again(4, 4, 0, 4), 4, "a slot of its share is used again in the same call");
         assert_eq!(again(13, 13, 0, 4), 4, "what was borrowed goes back first");
         assert_eq!(again(2, 9, 0, 4), 0);

@@ -3,7 +3,7 @@
 //! spans, never jobs. Switched off, every call is a look at an empty option.
 use std::{
     sync::{Arc, Mutex, PoisonError},
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use axum::http::Uri;
@@ -126,12 +126,12 @@ impl Tracer {
 
     /// A job is being made and pushed: its [`JobSpan::ids`] belong into the job.
     pub fn produce(&self, queue: &str, job_id: &str) -> JobSpan {
-        self.span("produce", SpanKind::Producer, queue, job_id, Context::new)
+        self.span("produce", SpanKind::Producer, Duration::ZERO, queue, job_id, Context::new)
     }
 
-    /// A job was reserved; the span ends when it got a slot, or was given back.
-    pub fn consume(&self, job: &Fields, queue: &str) -> JobSpan {
-        self.span("consume", SpanKind::Consumer, queue, &job.id, || {
+    /// A job was reserved this long ago, and starts now; the span is the time between.
+    pub fn consume(&self, job: &Fields, queue: &str, waited: Duration) -> JobSpan {
+        self.span("consume", SpanKind::Consumer, waited, queue, &job.id, || {
             remote_parent(job).map(under).unwrap_or_default()
         })
     }
@@ -139,7 +139,7 @@ impl Tracer {
     /// A job runs. It belongs to the span that made the job; a job without one to that of its
     /// `consumed`, so that both share a trace.
     pub fn process(&self, job: &Fields, queue: &str, consumed: &JobSpan) -> JobSpan {
-        self.span("process", SpanKind::Internal, queue, &job.id, || {
+        self.span("process", SpanKind::Internal, Duration::ZERO, queue, &job.id, || {
             remote_parent(job).or_else(|| consumed.context().cloned()).map(under).unwrap_or_default()
         })
     }
@@ -160,13 +160,16 @@ impl Tracer {
         &self,
         name: &'static str,
         kind: SpanKind,
+        since: Duration,
         queue: &str,
         job_id: &str,
         parent: impl FnOnce() -> Context,
     ) -> JobSpan {
         let Some(on) = &self.0 else { return JobSpan(None) };
         let attributes = [attribute("queue", queue), attribute("job_id", job_id)];
-        let builder = on.tracer.span_builder(name).with_kind(kind).with_attributes(attributes);
+        let began = SystemTime::now().checked_sub(since).unwrap_or(SystemTime::UNIX_EPOCH);
+        let builder =
+            on.tracer.span_builder(name).with_kind(kind).with_start_time(began).with_attributes(attributes);
         JobSpan(Some(Box::new(on.tracer.build_with_context(builder, &parent()))))
     }
 }

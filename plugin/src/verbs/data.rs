@@ -202,7 +202,8 @@ pub async fn enqueue(cluster: &Cluster, args: &Enqueue, interrupt: &Interrupt) -
         Input::Bytes(&input)
     } else {
         command.extend(args.arg.iter().map(|field| format!("--arg={field}")));
-        Input::Held
+        // Nothing to read, and nothing to repeat: said twice, it would be two jobs.
+        Input::Bytes(&[])
     };
     let (answer, ended) = remote::with(cluster, &queue, interrupt, async |remote| {
         let (answer, ended) = remote.json_of::<Value>(&command, input, &mut |_| ()).await?;

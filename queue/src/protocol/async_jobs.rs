@@ -205,7 +205,7 @@ impl AsyncJobs {
     fn bury(&self, letter: Bytes, queue: &QueueKeys) -> Vec<Effect> {
         let key = || queue.dead_letters.clone();
         let mut effects = vec![Effect::Push { key: key(), side: Side::Left, bytes: letter }];
-        effects.extend(self.dead_letter_max.map(|max| Effect::Trim { key: key(), max }));
+        effects.extend(self.dead_letter_max.map(|max| Effect::Trim { key: key(), max, counted: true }));
         effects
     }
 

@@ -43,7 +43,7 @@ impl Files {
         let mut effects =
             vec![Effect::Push { key: queue.dead_letters.clone(), side: Side::Left, bytes: letter }];
         if let Some(max) = self.dead_letter_max {
-            effects.push(Effect::Trim { key: queue.dead_letters.clone(), max });
+            effects.push(Effect::Trim { key: queue.dead_letters.clone(), max, counted: true });
         }
         Decision { verdict: Verdict::Dead(reason), effects }
     }
@@ -100,7 +100,7 @@ impl Files {
             let bytes = Bytes::from(entry.to_string());
             effects.push(Effect::Push { key: queue.completed.clone(), side: Side::Left, bytes });
             if let Some(max) = self.completed_max {
-                effects.push(Effect::Trim { key: queue.completed.clone(), max });
+                effects.push(Effect::Trim { key: queue.completed.clone(), max, counted: false });
             }
         }
         Decision { verdict: Verdict::Done, effects }
@@ -313,7 +313,7 @@ mod tests {
         assert_eq!(key, "jobqueue:completed");
         assert!(bytes.len() < 300, "{bytes:?}");
         assert_eq!(object(bytes)["id"], "a");
-        assert_eq!(decision.effects[1], Effect::Trim { key: "jobqueue:completed".into(), max: 10_000 });
+        assert_eq!(decision.effects[1], Effect::Trim { key: "jobqueue:completed".into(), max: 10_000, counted: false });
     }
 
     #[test]
@@ -479,7 +479,7 @@ mod tests {
         let job = job(r#"{"id":"a"}"#);
         assert_eq!(settle(&job, &kill).effects.len(), 1);
         let decision = asked.settle(&job, &kill, &queue(), 0, "u");
-        assert_eq!(decision.effects[1], Effect::Trim { key: "jobqueue:dead_letter".into(), max: 5 });
+        assert_eq!(decision.effects[1], Effect::Trim { key: "jobqueue:dead_letter".into(), max: 5, counted: true });
     }
 
     #[test]

@@ -2,7 +2,7 @@
 -- An effect is four arguments: op, index of its key in KEYS, a, b.
 --   L bytes          push at the left           R bytes          push at the right
 --   Z score member   add to a sorted set        S bytes ttl_ms   set (ttl "" = none)
---   T max counters   trim a list to max; how many were trimmed is counted in KEYS[counters]
+--   T max counters   trim a list to max; how many were trimmed is counted in KEYS[counters] ("" = nowhere)
 --   D score rank     remove from a sorted set what is up to score, and what is up to rank
 --   A name           add to a set
 --   C old new        set a string that must hold `old`, or `new` already (this call is repeated)
@@ -58,7 +58,7 @@ local function run(op, key, a, b)
     if type(length) == 'number' and length > tonumber(a) then
       -- Not to 0..-1 when none is to stay: that is all of them.
       if a == '0' then redis.pcall('DEL', key) else redis.pcall('LTRIM', key, 0, tonumber(a) - 1) end
-      redis.pcall('HINCRBY', KEYS[tonumber(b)], 'trimmed', length - tonumber(a))
+      if b ~= '' then redis.pcall('HINCRBY', KEYS[tonumber(b)], 'trimmed', length - tonumber(a)) end
     end
     return
   end

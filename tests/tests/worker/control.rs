@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use e2e::ledger::{HIGH, LOW, id_of, ids, job};
-use e2e::{Behaviour, Proxy, Worker, eventually};
+use e2e::{Behaviour, Proxy, RedisServer, Worker, eventually};
 
 use crate::scene::Scene;
 
@@ -233,4 +233,32 @@ async fn an_idle_worker_starts_a_job_of_the_last_queue_without_asking_for_it() {
     held.remove();
     held.release();
     scene.ledger.until_completed(SOON, 1).await;
+}
+
+#[tokio::test]
+async fn as_long_as_a_slot_is_free_every_queue_is_parked_on() {
+    let mut scene = Scene::start().await;
+    scene.recorder.by_default(Behaviour::Hold);
+    // The seeds' form: a lane a slot, so that the one which parks has its share with its first job.
+    let options = scene.options().env("WORKER_COUNT", 4).env("WORKER_LANES", 4);
+    let worker = Worker::spawn(&options.env("WORKER_BRPOPLPUSH_TIMEOUT", "2s"));
+    worker.wait_for_log("Opened a lane").await;
+    let parked = async |server: &RedisServer, fetches: u32| {
+        let what = format!("{fetches} parked fetches");
+        let expected = format!("blocked_clients:{fetches}");
+        eventually(SOON, &what, async || {
+            server.cli(&["INFO", "clients"]).lines().any(|line| line.trim() == expected)
+        })
+        .await;
+    };
+    for (id, queue) in [("a", LOW), ("b", HIGH), ("c", LOW), ("d", HIGH)] {
+        parked(&scene.server, 4).await;
+        scene.ledger.enqueue(queue, &[id.to_owned()]).await;
+        scene.recorder.wait_started(id, 1).await;
+    }
+    parked(&scene.server, 0).await;
+    scene.recorder.release("d");
+    parked(&scene.server, 4).await;
+    scene.recorder.release_all();
+    scene.ledger.until_completed(SOON, 4).await;
 }

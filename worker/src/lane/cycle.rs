@@ -14,6 +14,7 @@ use jobqueue::store::{Cycle, Cycled, PAGE_BYTES, QueueAsk, Returned, Settlement,
 
 use super::held::{Held, Phase, Planned, forget, given, millis, oldest_job, one_of};
 use super::parked::State;
+use super::running::failure;
 use super::{End, Lane, TICK};
 use crate::failpoint;
 use crate::health::Dependency;
@@ -314,7 +315,9 @@ impl Lane {
             Verdict::GivenUp => {}
             Verdict::Retried => metrics.jobs_retried(1),
             Verdict::Dead(reason) => {
-                if let Phase::Rejected(_) = held.phase {
+                // A run that failed was counted when it ended; one that was interrupted too often, or never began, was not.
+                let counted = matches!(&held.phase, Phase::Finished(_, outcome, _) if failure(outcome).is_some());
+                if !counted {
                     metrics.jobs_failed(reason, 1);
                 }
                 metrics.jobs_dead_lettered(1);

@@ -14,7 +14,7 @@ use crate::failpoint;
 use crate::handler::Call;
 use crate::shared::Shared;
 use crate::slots::Permit;
-use crate::traces::outcome_word;
+use crate::traces::{outcome_word, traceparent_of};
 
 impl Lane {
     /// A job is ours: runs it, or waits until it may. Answers whether it is a suspect.
@@ -106,7 +106,8 @@ impl Lane {
         let started = Instant::now();
         let key = self.held[queue][at].key;
         let metrics = &self.shared.queue_metrics[queue];
-        metrics.job_waited(started.duration_since(self.held[queue][at].reserved));
+        let waited = started.duration_since(self.held[queue][at].reserved);
+        metrics.job_waited(waited);
         let condemned = self.shared.protocol.condemned(&job);
         let tracer = &self.shared.tracer;
         if condemned.is_none()
@@ -124,12 +125,12 @@ impl Lane {
         let started_ms = self.session.now_ms();
         let last_attempt = self.shared.protocol.is_last_attempt(&job, started_ms);
         let task = tokio::spawn(async move {
-            let consumed = shared.tracer.consume(&running.fields, &name);
+            let consumed = shared.tracer.consume(&running.fields, &name, waited);
             let span = shared.tracer.process(&running.fields, &name, &consumed);
             consumed.end("reserved");
             let call = Call {
                 queue: name,
-                traceparent: span.traceparent(),
+                traceparent: span.traceparent().or_else(|| traceparent_of(&running.fields)),
                 request_id: Some(running.fields.id.clone()),
                 last_attempt,
                 deadline: None,
@@ -169,13 +170,7 @@ impl Lane {
             None if held.probe => self.shared.breaker(queue).abandoned(),
             None => {}
         }
-        let failure = match &outcome {
-            Outcome::Failed(failure)
-            | Outcome::RetryIn(_, failure)
-            | Outcome::Kill(failure)
-            | Outcome::Discard(Some(failure)) => Some(failure.reason),
-            _ => None,
-        };
+        let failure = failure(&outcome);
         if let Some(reason) = failure {
             self.shared.queue_metrics[queue].jobs_failed(reason, 1);
         }
@@ -200,6 +195,17 @@ impl Lane {
             "Job ran"
         );
         held.phase = Phase::Finished(job, outcome, took);
+    }
+}
+
+/// Why a run failed, if it did.
+pub(super) fn failure(outcome: &Outcome) -> Option<Reason> {
+    match outcome {
+        Outcome::Failed(failure)
+        | Outcome::RetryIn(_, failure)
+        | Outcome::Kill(failure)
+        | Outcome::Discard(Some(failure)) => Some(failure.reason),
+        _ => None,
     }
 }
 

@@ -193,12 +193,8 @@ fn share(
             park_timeout: worker.brpoplpush_timeout.get(),
             completed_max: engine.completed_max,
             share: (worker.count as usize).div_ceil(lanes).max(1),
-            // One for each other lane to wake up with, but most of them may go to a shard that alone has jobs. Where all
-            // lanes serve the same queues, nobody needs more than its share.
-            spare: match engine.shards.len() {
-                1 => usize::MAX,
-                _ => (lanes - 1).min(worker.count as usize / 4),
-            },
+            // One for each other lane to wake up with, but most of them may go to a shard that alone has jobs.
+            spare: (engine.shards.len() > 1).then(|| (lanes - 1).min(worker.count as usize / 4)),
             drain_timeout: worker.drain_timeout.get(),
             weights: (worker.priorities.iter())
                 .filter_map(|name| worker.weights.get(name).copied().map(u32::from))

@@ -90,8 +90,11 @@ fn job(trace_id: &str, span_id: &str) -> Fields {
     Fields { id: "job-1".into(), trace_id: trace_id.into(), span_id: span_id.into(), ..Fields::default() }
 }
 
+/// Between the reservation of a job and its start.
+const WAITED: Duration = Duration::from_secs(3);
+
 fn run(tracer: &Tracer, job: &Fields, outcome: &'static str) {
-    let consumed = tracer.consume(job, "high");
+    let consumed = tracer.consume(job, "high", WAITED);
     let processed = tracer.process(job, "high", &consumed);
     consumed.end("started");
     processed.end(outcome);
@@ -117,6 +120,8 @@ async fn a_job_is_followed_from_produce_to_process() {
         assert_eq!((of(span, "queue"), of(span, "job_id")), ("high", "job-1"));
     }
     assert_eq!(of(&spans[1], "outcome"), "started");
+    let lasted = Duration::from_nanos(spans[1].end_time_unix_nano - spans[1].start_time_unix_nano);
+    assert!(lasted >= WAITED, "the wait is in the trace: {lasted:?}");
     assert_eq!(of(&spans[2], "outcome"), "done");
 }
 
@@ -172,7 +177,7 @@ async fn spans_travel_over_grpc() {
 async fn a_span_that_nobody_ended_is_abandoned() {
     let mut collector = collector().await;
     let tracer = Tracer::start(&format!("http://127.0.0.1:{}", collector.port)).unwrap();
-    drop(tracer.consume(&job(TRACE, SPAN), "high"));
+    drop(tracer.consume(&job(TRACE, SPAN), "high", WAITED));
     tracer.shutdown().await;
     assert_eq!(of(&collector.spans()[0], "outcome"), "abandoned");
 }
@@ -224,7 +229,7 @@ async fn a_tracer_dropped_on_the_way_out_does_not_wait() {
 fn switched_off_it_makes_nothing() {
     let tracer = Tracer::off();
     assert!(!tracer.is_on());
-    let span = tracer.process(&job(TRACE, SPAN), "high", &tracer.consume(&job(TRACE, SPAN), "high"));
+    let span = tracer.process(&job(TRACE, SPAN), "high", &tracer.consume(&job(TRACE, SPAN), "high", WAITED));
     assert_eq!((span.ids(), span.traceparent()), (None, None));
     span.end("done");
     assert_eq!(traceparent_of(&job(TRACE, SPAN)).unwrap(), format!("00-{TRACE}-{SPAN}-01"));

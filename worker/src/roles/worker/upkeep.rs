@@ -69,6 +69,7 @@ pub(super) async fn reap(engine: Engine, keys: Keys, config: Config, shared: Arc
                         Verdict::Suspected => metrics.jobs_interrupted(1),
                         Verdict::Dead(reason) => {
                             tracing::warn!(queue, reason = reason.as_str(), "Gave a job up");
+                            metrics.jobs_failed(reason, 1);
                             metrics.jobs_dead_lettered(1);
                         }
                         _ => {}
