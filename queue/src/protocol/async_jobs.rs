@@ -378,6 +378,8 @@ impl Protocol for AsyncJobs {
     fn breaker_sample(&self, outcome: &Outcome) -> Option<bool> {
         match outcome {
             Outcome::Done | Outcome::DoneWith(_) | Outcome::Discard(None) => Some(true),
+            // No handler was asked: there is none for its type. One type that nobody knows must not stop all others.
+            Outcome::Kill(failure) if failure.reason != Reason::Killed => None,
             Outcome::Failed(_)
             | Outcome::RetryIn(..)
             | Outcome::Kill(_)

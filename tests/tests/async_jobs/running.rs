@@ -92,6 +92,21 @@ async fn a_job_whose_worker_was_killed_is_running_then_pending_then_completed() 
 }
 
 #[tokio::test]
+async fn a_type_that_nobody_knows_does_not_stop_the_others() {
+    let mut scene = Scene::start().await;
+    let handlers = json!({ "email": "http" });
+    // A single bad sample would open the breaker, for longer than this test waits.
+    let options = scene.options().env("ASYNC_HANDLERS", handlers).env("CIRCUIT_BREAKER_MIN_SAMPLES", "1");
+    let _worker = Worker::spawn(&options.env("CIRCUIT_BREAKER_COOLDOWN_PERIOD", "10m"));
+    for id in ["odd-1", "odd-2", "odd-3"] {
+        scene.create(id, "other").await;
+        scene.until(id, "failed").await;
+    }
+    scene.create("mail", "email").await;
+    scene.until("mail", "completed").await;
+}
+
+#[tokio::test]
 async fn handlers_are_chosen_by_type_and_their_results_are_kept() {
     let mut scene = Scene::start().await;
     let answer = json!({ "status": "success", "result": { "message": 7 } });

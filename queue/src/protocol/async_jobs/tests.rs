@@ -248,6 +248,17 @@ fn what_is_no_job_is_named_among_the_dead_letters_with_its_reason() {
 }
 
 #[test]
+fn the_breaker_learns_only_from_handlers_that_were_asked() {
+    let failure = |reason| Failure::new(reason, "e");
+    let sample = |outcome: Outcome| policy().breaker_sample(&outcome);
+    assert_eq!(sample(Outcome::Done), Some(true));
+    assert_eq!(sample(Outcome::Failed(failure(Reason::Handler))), Some(false));
+    assert_eq!(sample(Outcome::Kill(failure(Reason::Killed))), Some(false), "by its own word");
+    assert_eq!(sample(Outcome::Kill(failure(Reason::Handler))), None, "there is none for its type");
+    assert_eq!(sample(Outcome::Released), None);
+}
+
+#[test]
 fn counters_of_any_client_are_read() {
     let fields = job(r#"{"retries":2.0,"deaths":"many","interruptions":-1}"#).fields;
     assert_eq!((fields.retries, fields.deaths, fields.interruptions), (2, 0, 0));
