@@ -112,12 +112,8 @@ async fn watch(
             None => break,
             Some(News::Key(key)) => model.press(key),
             Some(News::Resized) => None,
-            Some(News::Queues(Ok(queues))) => {
-                model.heard_queues(figures(&queues));
-                None
-            }
-            Some(News::Queues(Err(error))) => {
-                model.message = Some(error.to_string());
+            Some(News::Queues(queues)) => {
+                model.looked(queues.map(|queues| figures(&queues)).map_err(|error| error.to_string()));
                 None
             }
             Some(News::Live(queue, live)) => {

@@ -119,7 +119,9 @@ pub struct Model {
     pub decisions: Vec<Decision>,
     /// What lies over the view.
     pub overlay: Overlay,
-    /// What was done last, or what is wrong.
+    /// Why the queues could not be looked at the last time.
+    pub outdated: Option<String>,
+    /// What was done last.
     pub message: Option<String>,
 }
 
@@ -133,6 +135,22 @@ impl Model {
     /// The selected queue.
     pub fn current(&self) -> Option<&Figures> {
         self.queues.get(self.position()?)
+    }
+
+    /// The line below all: what is wrong with what is shown comes before what was done.
+    pub fn remark(&self) -> Option<&str> {
+        self.outdated.as_deref().or(self.message.as_deref())
+    }
+
+    /// New figures of all queues, or why there are none.
+    pub fn looked(&mut self, queues: Result<Vec<Figures>, String>) {
+        match queues {
+            Ok(queues) => {
+                self.outdated = None;
+                self.heard_queues(queues);
+            }
+            Err(why) => self.outdated = Some(why),
+        }
     }
 
     /// New figures of all queues.
@@ -336,6 +354,16 @@ mod tests {
         assert!(matches!(model.overlay, Overlay::Dead { from: 2, .. }), "{:?}", model.overlay);
         assert_eq!(press(&mut model, 'q'), None, "it leaves the letters, not the program");
         assert_eq!(press(&mut model, 'q'), Some(Wish::Quit));
+    }
+
+    #[test]
+    fn what_kept_the_queues_from_being_looked_at_is_said_until_they_are() {
+        let mut model = model();
+        model.message = Some("x paused".into());
+        model.looked(Err("the cluster does not answer".into()));
+        assert_eq!((model.remark(), model.queues.len()), (Some("the cluster does not answer"), 3));
+        model.looked(Ok(vec![queue("x", 1)]));
+        assert_eq!((model.remark(), model.queues.len()), (Some("x paused"), 1));
     }
 
     #[test]

@@ -63,7 +63,7 @@ fn headline(model: &Model, now: Timestamp, width: u16) -> Line<'static> {
 }
 
 fn footline(model: &Model, width: u16) -> Line<'static> {
-    match &model.message {
+    match model.remark() {
         Some(message) => Line::from(shown(message, usize::from(width).saturating_sub(2))).yellow(),
         None => {
             Line::from(" q quit  ? help  ↑↓ select  s sort  r reverse  p pause/resume  d dead letters").dim()

@@ -27,6 +27,12 @@ pub async fn run(cluster: &Cluster, args: &Drain, interrupt: &Interrupt) -> Resu
             "{wanted} drains already: there are more workers than are wanted, and it goes when its jobs are done"
         )));
     }
+    // Asked first: a worker that has drained and cannot be deleted would idle until its word lapses, for nothing.
+    let pods = cluster.objects("v1", "Pod", "pods");
+    let delete = async |how: DeleteParams| {
+        cluster.ask(&format!("delete pod {wanted}"), pods.delete(wanted, &how)).await.map(drop)
+    };
+    interrupt.or(delete(DeleteParams::default().dry_run())).await?;
     let mut command = vec!["drain".to_owned(), pod.uid().unwrap_or_default(), "--progress=json".into()];
     if !args.timeout.is_zero() {
         command.push(format!("--timeout={}s", args.timeout.as_secs().max(1)));
@@ -43,8 +49,7 @@ pub async fn run(cluster: &Cluster, args: &Drain, interrupt: &Interrupt) -> Resu
         if ended.code == 0 { Ok(()) } else { Err(remote.failed(&ended)) }
     })
     .await?;
-    let pods = cluster.objects("v1", "Pod", "pods");
-    cluster.ask(&format!("delete pod {wanted}"), pods.delete(wanted, &DeleteParams::default())).await?;
+    delete(DeleteParams::default()).await?;
     print::text(&format!(
         "pod/{wanted} drained and deleted; if it is still wanted, another takes its place (kubectl jobqueue explain {})\n",
         args.name

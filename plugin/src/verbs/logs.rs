@@ -5,6 +5,7 @@ use std::time::Duration;
 use futures::AsyncBufReadExt as _;
 use kube::ResourceExt;
 use kube::api::LogParams;
+use serde_json::Value;
 use tokio::sync::mpsc;
 
 use crate::cli::Logs;
@@ -19,18 +20,51 @@ const AGAIN: Duration = Duration::from_secs(2);
 /// The colours of pods, one after the other.
 const COLOURS: [u8; 6] = [36, 33, 32, 35, 34, 31];
 
-/// What the tail of one pod says.
+/// A container from its start to its end: what is started again in the same pod has a log of its own.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Instance {
+    /// The uid of its pod.
+    uid: String,
+    /// How often it was started again before.
+    restarts: u64,
+}
+
+/// How much of a log is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Share {
+    /// What the call says.
+    Asked,
+    /// All: whoever follows has seen the one before it to its end.
+    Whole,
+}
+
+/// The containers whose logs were begun.
+#[derive(Debug, Default)]
+struct Begun(HashSet<Instance>);
+
+impl Begun {
+    /// Whether its log is still to be begun, and how much of it.
+    fn begin(&mut self, instance: &Instance) -> Option<Share> {
+        if !self.0.insert(instance.clone()) {
+            return None;
+        }
+        let earlier = |other: &Instance| other.uid == instance.uid && other.restarts < instance.restarts;
+        Some(if self.0.iter().any(earlier) { Share::Whole } else { Share::Asked })
+    }
+}
+
+/// What the tail of one container says.
 enum News {
     /// A line of this pod.
     Line(String, String),
-    /// Nothing of the pod with this uid was read, or no more.
-    Failed(String, Error),
+    /// Nothing of it was read, or no more.
+    Failed(Instance, Error),
 }
 
 pub async fn run(cluster: &Cluster, args: &Logs, interrupt: &Interrupt) -> Result<(), Error> {
     interrupt.or(cluster.queue(&args.name)).await?;
     let (news, mut heard) = mpsc::channel::<News>(256);
-    let mut known: HashSet<String> = HashSet::new();
+    let mut begun = Begun::default();
     let mut told: HashSet<String> = HashSet::new();
     let mut news = Some(news);
     let mut tick = tokio::time::interval(AGAIN);
@@ -44,7 +78,7 @@ pub async fn run(cluster: &Cluster, args: &Logs, interrupt: &Interrupt) -> Resul
                 let pods = match interrupt.or(cluster.pods_of(&args.name, Some("worker"))).await {
                     Ok(pods) => pods,
                     // Whoever follows wants to see what comes after the disturbance.
-                    Err(error @ (Error::Unreachable(_) | Error::Failed(_))) if args.follow && !known.is_empty() => {
+                    Err(error @ (Error::Unreachable(_) | Error::Failed(_))) if args.follow && !begun.0.is_empty() => {
                         eprintln!("Warning: {}", whole(&error.to_string()));
                         continue;
                     }
@@ -54,11 +88,15 @@ pub async fn run(cluster: &Cluster, args: &Logs, interrupt: &Interrupt) -> Resul
                     eprintln!("jobqueue {} has no workers now; -f waits for them", args.name);
                     return Ok(());
                 }
-                let running = |status: &serde_json::Value| status["phase"].as_str().is_some_and(|phase| phase != "Pending");
+                let running = |status: &Value| status["phase"].as_str().is_some_and(|phase| phase != "Pending");
                 for pod in pods.iter().filter(|pod| running(&pod.data["status"])) {
-                    let uid = pod.uid().unwrap_or_default();
-                    if let (true, Some(news)) = (known.insert(uid.clone()), &news) {
-                        tokio::spawn(tail(cluster.clone(), pod.name_any(), uid, args.clone(), news.clone()));
+                    let instance = Instance {
+                        uid: pod.uid().unwrap_or_default(),
+                        restarts: restarts(&pod.data["status"], &args.container),
+                    };
+                    if let (Some(news), Some(share)) = (&news, begun.begin(&instance)) {
+                        let log = params(args, share);
+                        tokio::spawn(tail(cluster.clone(), pod.name_any(), instance, log, news.clone()));
                     }
                 }
                 if !args.follow {
@@ -71,9 +109,9 @@ pub async fn run(cluster: &Cluster, args: &Logs, interrupt: &Interrupt) -> Resul
                 // The same for every pod.
                 Some(News::Failed(_, error @ Error::Forbidden(_))) => return Err(error),
                 // The others go on; this one is tried again, should anybody wait for that.
-                Some(News::Failed(uid, error)) => {
-                    known.remove(&uid);
-                    if told.insert(uid) {
+                Some(News::Failed(instance, error)) => {
+                    begun.0.remove(&instance);
+                    if told.insert(instance.uid) {
                         eprintln!("Warning: {}", whole(&error.to_string()));
                     }
                     failure.get_or_insert(error);
@@ -101,14 +139,37 @@ fn prefixed(pod: &str, line: &str, colour: Option<u8>) -> String {
     }
 }
 
-async fn tail(cluster: Cluster, pod: String, uid: String, args: Logs, news: mpsc::Sender<News>) {
-    let params = LogParams {
+/// How often a container of a pod was started again. One that stays beside the others stands among the init containers.
+fn restarts(status: &Value, container: &str) -> u64 {
+    let of = |kind: &str| status[kind].as_array().into_iter().flatten();
+    of("containerStatuses")
+        .chain(of("initContainerStatuses"))
+        .find(|one| one["name"] == container)
+        .and_then(|one| one["restartCount"].as_u64())
+        .unwrap_or_default()
+}
+
+fn params(args: &Logs, share: Share) -> LogParams {
+    let asked = share == Share::Asked;
+    LogParams {
         container: Some(args.container.clone()),
         follow: args.follow,
-        tail_lines: Some(args.tail),
-        since_seconds: args.since.map(|since| i64::try_from(since.as_secs()).unwrap_or(i64::MAX)),
+        tail_lines: asked.then_some(args.tail),
+        since_seconds: args
+            .since
+            .filter(|_| asked)
+            .map(|since| i64::try_from(since.as_secs()).unwrap_or(i64::MAX)),
         ..LogParams::default()
-    };
+    }
+}
+
+async fn tail(
+    cluster: Cluster,
+    pod: String,
+    instance: Instance,
+    params: LogParams,
+    news: mpsc::Sender<News>,
+) {
     let pods = cluster.pods();
     let stream =
         match cluster.ask(&format!("read the logs of pod {pod}"), pods.log_stream(&pod, &params)).await {
@@ -116,7 +177,7 @@ async fn tail(cluster: Cluster, pod: String, uid: String, args: Logs, news: mpsc
             // It went while it was asked.
             Err(Error::NotFound(_)) => return,
             Err(error) => {
-                let _ = news.send(News::Failed(uid, error)).await;
+                let _ = news.send(News::Failed(instance, error)).await;
                 return;
             }
         };
@@ -158,6 +219,25 @@ mod tests {
     fn each_line_names_its_pod() {
         assert_eq!(prefixed("hello-1", "{}", None), "[hello-1] {}\n");
         assert_eq!(prefixed("hello-1", "{}", Some(36)), "\x1b[36m[hello-1]\x1b[0m {}\n");
+    }
+
+    #[test]
+    fn a_container_that_was_started_again_is_followed_from_its_start() {
+        let status = |restarts: u64| {
+            serde_json::json!({
+                "containerStatuses": [{ "name": "worker", "restartCount": restarts }],
+                "initContainerStatuses": [{ "name": "app", "restartCount": 7 }],
+            })
+        };
+        assert_eq!((restarts(&status(2), "worker"), restarts(&status(2), "app")), (2, 7));
+        assert_eq!(restarts(&Value::Null, "worker"), 0);
+
+        let mut begun = Begun::default();
+        let of = |uid: &str, restarts| Instance { uid: uid.into(), restarts };
+        assert_eq!(begun.begin(&of("a", 1)), Some(Share::Asked));
+        assert_eq!(begun.begin(&of("a", 1)), None, "it is followed already");
+        assert_eq!(begun.begin(&of("a", 2)), Some(Share::Whole));
+        assert_eq!(begun.begin(&of("b", 2)), Some(Share::Asked), "another pod");
     }
 
     #[tokio::test]

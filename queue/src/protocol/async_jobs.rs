@@ -146,7 +146,8 @@ struct Change<'a> {
 
 impl<'a> Change<'a> {
     fn of(job: &'a Job) -> Option<(Self, Head)> {
-        let (record, head) = (Record::read(&job.raw)?, Head::read(&job.raw)?);
+        let record = Record::read(&job.raw)?;
+        let head = Head::read(&job.raw).or_else(|| Head::seen(&job.raw))?;
         Some((Self { id: &job.fields.id, raw: &job.raw, was: head.status, record }, head))
     }
 
@@ -282,6 +283,14 @@ impl AsyncJobs {
         Decision { verdict: Verdict::Dropped, effects }
     }
 
+    /// What is wrong with a job's JSON; the reason quotes no data.
+    fn parse(raw: &[u8]) -> Result<Head, String> {
+        if depth(raw) > MAX_DEPTH {
+            return Err(format!("nested more than {MAX_DEPTH} levels deep"));
+        }
+        Head::parse(raw)
+    }
+
     /// It was read before: cannot be.
     fn unreadable(&self, job: &Job, queue: &QueueKeys, now_ms: u64) -> Decision {
         let entry = Bytes::copy_from_slice(job.fields.id.as_bytes());
@@ -333,7 +342,19 @@ impl Protocol for AsyncJobs {
         Some(job.fields.retries >= self.max_retries)
     }
 
-    /// A letter that names it; what stands under its key is left alone.
+    /// No run helps a job that cannot be read wholly. It goes the way of one that ran and is given up, so that whoever
+    /// changes it meanwhile is heard.
+    fn condemned(&self, job: &Job) -> Option<Failure> {
+        // What has a type was read wholly, and that is nearly every job.
+        if !job.fields.kind.is_empty() {
+            return None;
+        }
+        let why = NotAJob::Malformed(Self::parse(&job.raw).err()?);
+        Some(Failure::new(why.reason(), why.to_string()))
+    }
+
+    /// A letter that names it; what stands under its key is left alone: it is not a job to its clients either, or was too
+    /// large to be read.
     fn reject(&self, raw: &Bytes, why: &NotAJob, queue: &QueueKeys, now_ms: u64) -> Decision {
         let reason = why.reason();
         let mut letter = Map::new();
@@ -378,6 +399,8 @@ impl Protocol for AsyncJobs {
     fn breaker_sample(&self, outcome: &Outcome) -> Option<bool> {
         match outcome {
             Outcome::Done | Outcome::DoneWith(_) | Outcome::Discard(None) => Some(true),
+            // No handler was asked: there is none for its type. One type that nobody knows must not stop all others.
+            Outcome::Kill(failure) if failure.reason != Reason::Killed => None,
             Outcome::Failed(_)
             | Outcome::RetryIn(..)
             | Outcome::Kill(_)
@@ -410,10 +433,14 @@ impl Records for AsyncJobs {
             Data::TooLarge(size) => return Err(NotAJob::Oversize { size, max: self.max_payload_bytes }),
             Data::Unfit(kind) => return Err(NotAJob::Malformed(format!("its key holds a {kind}"))),
         };
-        if depth(&raw) > MAX_DEPTH {
-            return Err(NotAJob::Malformed(format!("nested more than {MAX_DEPTH} levels deep")));
-        }
-        let head = Head::parse(&raw).map_err(NotAJob::Malformed)?;
+        let head = match Self::parse(&raw) {
+            Ok(head) => head,
+            // Its clients see a job that waits: it is condemned, so that they see it fail.
+            Err(_) if Head::seen(&raw).is_some() => {
+                return Ok(Job { raw, fields: Fields { id, ..Fields::default() } });
+            }
+            Err(why) => return Err(NotAJob::Malformed(why)),
+        };
         let fields = Fields {
             id,
             kind: head.kind,
@@ -434,6 +461,10 @@ impl Records for AsyncJobs {
         let ours = head.status == Status::Running && head.worker.as_deref() == Some(lane);
         if head.status != Status::Pending && !ours {
             return Start::Drop(self.dropped(job, &head, queue));
+        }
+        // It is not going to run: nothing of it says that it did.
+        if self.condemned(job).is_some() {
+            return Start::Run(Box::new(job.clone()), Vec::new());
         }
         change.record.set("attempts", &head.attempts.saturating_add(1).into());
         change.record.set("worker", &lane.into());

@@ -92,6 +92,48 @@ async fn a_job_whose_worker_was_killed_is_running_then_pending_then_completed() 
 }
 
 #[tokio::test]
+async fn a_job_that_is_nested_too_deep_to_be_run_is_seen_to_fail_and_lapses() {
+    let mut scene = Scene::start().await;
+    let deep = format!(
+        r#"{{"id":"deep","type":"email","status":"pending","payload":{}1{}}}"#,
+        "[".repeat(110),
+        "]".repeat(110)
+    );
+    scene.redis.set::<_, _, ()>("jobs:data:deep", deep).await.unwrap();
+    scene.redis.zadd::<_, _, _, ()>("jobs:index:pending", "deep", 1).await.unwrap();
+    scene.redis.rpush::<_, _, ()>("jobs:queue", "deep").await.unwrap();
+    let _worker = Worker::spawn(&scene.options());
+    let failed = scene.until("deep", "failed").await;
+    assert_eq!(failed["error"], "not a job: nested more than 100 levels deep");
+    assert_eq!((&failed["attempts"], scene.recorder.starts("deep")), (&Value::Null, 0), "it never ran");
+    assert!(scene.redis.ttl::<_, i64>("jobs:data:deep").await.unwrap() > 0);
+    let listed: Vec<Option<f64>> = redis::pipe()
+        .zscore("jobs:index:pending", "deep")
+        .zscore("jobs:index:failed", "deep")
+        .query_async(&mut scene.redis)
+        .await
+        .unwrap();
+    assert!(listed[0].is_none() && listed[1].is_some(), "{listed:?}");
+    let letters: Vec<String> = scene.redis.lrange("jobs:dead_letter", 0, -1).await.unwrap();
+    assert!(letters.len() == 1 && letters[0].contains(r#""reason":"malformed""#), "{letters:?}");
+}
+
+#[tokio::test]
+async fn a_type_that_nobody_knows_does_not_stop_the_others() {
+    let mut scene = Scene::start().await;
+    let handlers = json!({ "email": "http" });
+    // A single bad sample would open the breaker, for longer than this test waits.
+    let options = scene.options().env("ASYNC_HANDLERS", handlers).env("CIRCUIT_BREAKER_MIN_SAMPLES", "1");
+    let _worker = Worker::spawn(&options.env("CIRCUIT_BREAKER_COOLDOWN_PERIOD", "10m"));
+    for id in ["odd-1", "odd-2", "odd-3"] {
+        scene.create(id, "other").await;
+        scene.until(id, "failed").await;
+    }
+    scene.create("mail", "email").await;
+    scene.until("mail", "completed").await;
+}
+
+#[tokio::test]
 async fn handlers_are_chosen_by_type_and_their_results_are_kept() {
     let mut scene = Scene::start().await;
     let answer = json!({ "status": "success", "result": { "message": 7 } });

@@ -1,7 +1,7 @@
 //! What changes a queue: pause, resume, scale, enqueue, drain.
 use e2e::kubernetes::{LOW, Namespace, patiently};
 
-use crate::support::{file, jobqueue};
+use crate::support::{file, jobqueue, jobqueue_with, stranger};
 
 #[tokio::test]
 async fn a_queue_is_paused_and_resumed() {
@@ -74,19 +74,37 @@ async fn jobs_are_enqueued_from_arguments_and_files_also_without_workers() {
     space.delete().await;
 }
 
+/// The first of these jobs that runs, and the worker that runs it.
+async fn run_by(space: &Namespace, ids: &[&str]) -> (String, String) {
+    patiently("a job that runs", async || {
+        let workers = space.workers("hello").await;
+        for id in ids {
+            let job = jobqueue(space, &["job", "hello", id]).await.out;
+            if let Some(worker) = workers.iter().find(|worker| job.contains(&format!("runs in pod {worker}"))) {
+                return Ok(((*id).to_owned(), worker.clone()));
+            }
+        }
+        Err(workers)
+    })
+    .await
+}
+
 #[tokio::test]
 async fn a_drained_worker_finishes_its_jobs_before_it_goes() {
     let space = Namespace::create("drained").await;
-    space.queue("hello", "{scaling: {mode: Manual}, replicas: 2, worker: {concurrency: 1, handler: {simulate: {base: 8s}}}}").await;
+    // A pod that is merely deleted has one second for a job of fifteen, and gives it to another.
+    space.queue("hello", "{scaling: {mode: Manual}, replicas: 2, worker: {concurrency: 1, drainTimeout: 1s, handler: {simulate: {base: 15s}}}}").await;
     space.await_ready("hello").await;
     let redis = space.managed("hello").await;
-    redis.push(LOW, 0..4).await;
+    redis.push(LOW, 0..3).await;
     redis.await_running(2).await;
-    let worker = space.workers("hello").await.remove(0);
+    let (id, worker) = run_by(&space, &["job-0", "job-1"]).await;
     let missing = jobqueue(&space, &["drain", "hello", "nobody"]).await.failed(3);
     assert!(missing.contains(&worker), "it names those there are: {missing}");
     jobqueue(&space, &["drain", "hello", &worker]).await.ok();
-    redis.await_completed(0..4).await;
+    let done = redis.completed().await.expect("Redis answers");
+    assert!(done.contains(&id), "what it ran was done when it went, not given to another: {done:?}");
+    redis.await_completed(0..3).await;
     for (id, job) in redis.completed_jobs().await {
         assert!(
             job["interruptions"].as_u64().unwrap_or(0) == 0 && job["interrupted_by"].is_null(),
@@ -94,5 +112,27 @@ async fn a_drained_worker_finishes_its_jobs_before_it_goes() {
         );
     }
     assert!(!space.workers("hello").await.contains(&worker));
+    space.delete().await;
+}
+
+#[tokio::test]
+async fn who_may_not_delete_pods_is_told_before_anything_is_drained() {
+    let space = Namespace::create("undrained").await;
+    space.queue("hello", "{scaling: {mode: Manual}, replicas: 1}").await;
+    space.await_ready("hello").await;
+    space.await_condition("hello", "WorkersAvailable", "True/Available: 1 of 1").await;
+    let worker = space.workers("hello").await.remove(0);
+    let guest = stranger(&space, "guest", Some("jobqueue-view")).await;
+    // Everything that draining takes, but not the end of it.
+    let exec = ["create", "role", "exec", "--verb=get,create", "--resource=pods/exec"];
+    space.kubectl(&exec).await.expect("a role");
+    let account = format!("--serviceaccount={}:guest", space.name);
+    space.kubectl(&["create", "rolebinding", "exec", "--role=exec", &account]).await.expect("bound");
+    let refused = jobqueue_with(&space, &["drain", "hello", &worker], Some(guest.path())).await.failed(4);
+    assert!(refused.contains(&format!("cannot delete pod {worker}")), "{refused}");
+    // It said nothing beside that one line, so nobody was told to be quiet; and the worker takes jobs.
+    let redis = space.managed("hello").await;
+    redis.push(LOW, 0..1).await;
+    redis.await_completed(0..1).await;
     space.delete().await;
 }

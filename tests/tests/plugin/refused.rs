@@ -1,10 +1,10 @@
 //! What cannot be done is told in one line, with an exit code of its own.
 use e2e::kubernetes::Namespace;
 
-use crate::support::{jobqueue, jobqueue_with, stranger};
+use crate::support::{file, jobqueue, jobqueue_with, stranger};
 
-/// Every verb that takes the name of a queue.
-const VERBS: [&[&str]; 14] = [
+/// Every verb that takes the name of a queue; `top` needs a terminal, see screen.rs.
+const VERBS: [&[&str]; 18] = [
     &["stats", "NAME"],
     &["stats", "NAME", "--live"],
     &["describe", "NAME"],
@@ -13,12 +13,16 @@ const VERBS: [&[&str]; 14] = [
     &["job", "NAME", "1"],
     &["enqueue", "NAME", "--arg", "filepath=/a"],
     &["dlq", "list", "NAME"],
+    &["dlq", "show", "NAME", "1"],
     &["dlq", "requeue", "NAME", "--yes"],
+    &["dlq", "purge", "NAME", "--yes"],
     &["pause", "NAME"],
+    &["resume", "NAME"],
     &["scale", "NAME", "1"],
     &["drain", "NAME", "pod"],
     &["logs", "NAME"],
     &["doctor", "NAME"],
+    &["report", "NAME"],
 ];
 
 fn verb(verb: &[&'static str], name: &'static str) -> Vec<&'static str> {
@@ -82,25 +86,40 @@ async fn redis_away_is_told_by_everything_that_asks_it_and_by_nothing_else() {
     space.await_condition("hello", "WorkersAvailable", "True/Available: 1 of 1").await;
     drop(redis);
     space.kubectl(&["delete", "pod", "redis", "--wait=true"]).await.expect("deleted");
+    let directory = tempfile::tempdir().expect("a directory");
+    let (archive, report) = (file(&directory, "letters.ndjson"), file(&directory, "report.tar.gz"));
+    let (archive, report) = (archive.to_str().expect("text"), report.to_str().expect("text"));
     for one in [
         &["peek", "hello"][..],
         &["stats", "hello", "--live"],
         &["job", "hello", "1"],
         &["dlq", "list", "hello"],
+        &["dlq", "show", "hello", "1"],
         &["dlq", "requeue", "hello", "--yes"],
+        &["dlq", "purge", "hello", "--yes", "--no-archive"],
+        &["dlq", "purge", "hello", "--yes", "--archive", archive],
         &["enqueue", "hello", "--arg", "filepath=/a", "--arg", "filesize=0"],
     ] {
         let said = jobqueue(&space, one).await.failed(1);
         assert!(said.contains("cannot reach Redis at"), "{one:?}: {said}");
     }
+    assert!(!std::path::Path::new(archive).exists(), "nothing was archived");
+    let worker = space.workers("hello").await.remove(0);
+    let drained = jobqueue(&space, &["drain", "hello", &worker]).await;
+    assert!(drained.code == 1 && drained.err.contains("cannot reach Redis at"), "{drained:#?}");
+    assert_eq!(space.workers("hello").await, [worker], "it was not deleted");
     let found = jobqueue(&space, &["doctor", "hello"]).await;
     assert!(found.code == 1 && found.out.contains("[redis]"), "{found:#?}");
     for one in [
         &["stats", "hello"][..],
+        &["list"],
         &["explain", "hello"],
         &["describe", "hello"],
         &["logs", "hello"],
+        &["report", "hello", "-o", report],
         &["pause", "hello"],
+        &["resume", "hello"],
+        &["scale", "hello", "1"],
     ] {
         jobqueue(&space, one).await.ok();
     }

@@ -93,3 +93,17 @@ async fn top_shows_queues_workers_and_decisions_and_obeys_keys_at_both_sizes() {
     }
     space.delete().await;
 }
+
+#[tokio::test]
+async fn a_queue_that_does_not_exist_or_may_not_be_seen_is_said_before_the_screen_is_taken() {
+    let space = Namespace::create("unseen").await;
+    let plugin = binary("kubectl-jobqueue");
+    let top = format!("{} top nobody -n {}", plugin.display(), space.name);
+    let terminal = Terminal::start(200, 50, &top).await;
+    terminal.shows(&["Error: there is no JobQueue nobody in namespace", "ended with 3"]).await;
+    let nobody = crate::support::stranger(&space, "nobody", None).await;
+    let top = format!("env KUBECONFIG={} {top}", nobody.path().display());
+    let terminal = Terminal::start(200, 50, &top).await;
+    terminal.shows(&["Error: cannot list jobqueues", "forbidden", "ended with 4"]).await;
+    space.delete().await;
+}

@@ -69,7 +69,8 @@ pub struct HttpSettings {
     pub path: String,
     /// From the first byte sent to the last byte received, connecting included.
     pub timeout: Duration,
-    /// Holds a bearer token. Read again while running, so a rotation needs no restart.
+    /// Holds bearer tokens, one a line, the first of which is sent. Read again while running, so a rotation needs no
+    /// restart.
     pub token_file: Option<PathBuf>,
     /// Holds a key to sign requests with. Read again while running.
     pub hmac_key_file: Option<PathBuf>,
@@ -261,8 +262,8 @@ impl Http {
         }
         if let Some(token) = &self.token {
             let token = token.read().await.map_err(|error| format!("token_file: {error}"))?;
-            let mut value = HeaderValue::from_bytes(&[b"Bearer ", &token[..]].concat())
-                .map_err(|_| "token_file: holds more than one line of text".to_owned())?;
+            let mut value = HeaderValue::from_bytes(&[b"Bearer ", first_line(&token)].concat())
+                .map_err(|_| "token_file: its first line is no text that a header can carry".to_owned())?;
             value.set_sensitive(true);
             headers.insert(AUTHORIZATION, value);
         }
@@ -389,6 +390,14 @@ fn fixed_headers(url: &Url) -> Result<HeaderMap, HttpError> {
         headers.insert(AUTHORIZATION, value);
     }
     Ok(headers)
+}
+
+/// The token that is sent, of a file with one a line. In a pod the application beside us reads the same file and accepts
+/// each of them: a new token is added as the last line, and is sent once those before it are removed. (A key to sign with
+/// may be any bytes, also line breaks, and is the whole file.)
+fn first_line(tokens: &[u8]) -> &[u8] {
+    let mut lines = tokens.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii);
+    lines.find(|line| !line.is_empty()).unwrap_or_default()
 }
 
 /// `sha256=` and the hex of HMAC-SHA256 over the Unix time, the path (with its query) and the body, with dots between:

@@ -3,6 +3,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::job::describe;
+use crate::protocol::record::Record;
 
 /// How far a job has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -97,6 +98,23 @@ impl Head {
         Self::parse(raw).ok()
     }
 
+    /// Of a job that cannot be run and that its clients see all the same: they read less of it.
+    pub(super) fn seen(raw: &[u8]) -> Option<Self> {
+        let (status, record) = (crate::submission::status(raw)?, Record::read(raw)?);
+        let counter = |name| record.get(name).map_or(0, |value| count(&value));
+        Some(Self {
+            status,
+            kind: record.text("type").unwrap_or_default(),
+            created_at: record.text("created_at").unwrap_or_default(),
+            attempts: counter("attempts"),
+            retries: counter("retries"),
+            interruptions: counter("interruptions"),
+            deaths: counter("deaths"),
+            worker: record.text("worker").filter(|worker| !worker.is_empty()),
+            idempotency_key: record.text("idempotency_key").filter(is_hash),
+        })
+    }
+
     /// Of a job, or why it is none; the reason quotes no data.
     pub(super) fn parse(raw: &[u8]) -> Result<Self, String> {
         if std::str::from_utf8(raw).is_err() {
@@ -117,7 +135,6 @@ impl Head {
             Value::String(text) if !text.is_empty() => Some(text),
             _ => None,
         };
-        let is_hash = |hash: &String| hash.len() == 64 && hash.bytes().all(|byte| byte.is_ascii_hexdigit());
         Ok(Self {
             status,
             kind: written.kind.unwrap_or_default(),
@@ -130,6 +147,10 @@ impl Head {
             idempotency_key: text(written.idempotency_key).filter(is_hash),
         })
     }
+}
+
+fn is_hash(hash: &String) -> bool {
+    hash.len() == 64 && hash.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
 /// A counter; what is none counts nothing.

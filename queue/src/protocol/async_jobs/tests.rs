@@ -248,6 +248,38 @@ fn what_is_no_job_is_named_among_the_dead_letters_with_its_reason() {
 }
 
 #[test]
+fn what_clients_see_as_a_job_and_cannot_be_run_is_seen_to_fail() {
+    let deep = format!(r#"{{"type":"t","status":"pending","payload":{}{}}}"#, "[".repeat(200), "]".repeat(200));
+    for raw in [deep.as_str(), r#"{"type":"t","created_at":"\ud800"}"#, r#"{"status":"","status":"pending"}"#] {
+        let job = job(raw);
+        let Start::Run(same, effects) = policy().start(&job, LANE, &queue(), NOW) else { panic!("{raw}") };
+        assert_eq!((&same.raw, effects), (&job.raw, vec![]), "nothing says that it ran");
+        let failure = policy().condemned(&same).expect(raw);
+        assert_eq!(failure.reason, Reason::Malformed);
+        let decision = policy().settle(&same, &Outcome::Kill(failure), &queue(), NOW, "u");
+        assert_eq!(decision.verdict, Verdict::Dead(Reason::Malformed));
+        assert!(matches!(&decision.effects[0], Effect::Swap { from, .. } if *from == job.raw), "{raw}");
+        let Effect::Swap { to, .. } = &decision.effects[0] else { panic!() };
+        assert_eq!(crate::submission::status(to), Some(Status::Failed), "{raw}");
+        assert!(decision.effects.iter().any(|effect| matches!(effect, Effect::Expire { ttl_ms: Some(60_000), .. })));
+    }
+    assert_eq!(policy().condemned(&job("{}")), None, "what has no type may still be run");
+    let over = job(r#"{"created_at":"\ud800","status":"completed"}"#);
+    assert!(matches!(policy().start(&over, LANE, &queue(), NOW), Start::Drop(_)));
+}
+
+#[test]
+fn the_breaker_learns_only_from_handlers_that_were_asked() {
+    let failure = |reason| Failure::new(reason, "e");
+    let sample = |outcome: Outcome| policy().breaker_sample(&outcome);
+    assert_eq!(sample(Outcome::Done), Some(true));
+    assert_eq!(sample(Outcome::Failed(failure(Reason::Handler))), Some(false));
+    assert_eq!(sample(Outcome::Kill(failure(Reason::Killed))), Some(false), "by its own word");
+    assert_eq!(sample(Outcome::Kill(failure(Reason::Handler))), None, "there is none for its type");
+    assert_eq!(sample(Outcome::Released), None);
+}
+
+#[test]
 fn counters_of_any_client_are_read() {
     let fields = job(r#"{"retries":2.0,"deaths":"many","interruptions":-1}"#).fields;
     assert_eq!((fields.retries, fields.deaths, fields.interruptions), (2, 0, 0));

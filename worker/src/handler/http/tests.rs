@@ -362,6 +362,22 @@ async fn a_request_carries_the_token_and_follows_its_rotation() {
 }
 
 #[tokio::test]
+async fn of_several_tokens_the_first_is_sent() {
+    let dir = tempfile::tempdir().unwrap();
+    let token = dir.path().join("token");
+    for tokens in ["one\ntwo\n", "\r\n \r\none\r\n\r\ntwo", "one"] {
+        std::fs::write(&token, tokens).unwrap();
+        let (listener, settings) = listener().await;
+        let http = Http::new(&HttpSettings { token_file: Some(token.clone()), ..settings }).unwrap();
+        let server = async { serve_one(listener.accept().await.unwrap().0).await };
+        let (outcome, (head, _)) = tokio::join!(post(&http), server);
+        assert_eq!(outcome, Outcome::Done, "{tokens:?}");
+        let sent: Vec<&str> = head.lines().filter(|line| line.starts_with("authorization:")).collect();
+        assert_eq!(sent, ["authorization: bearer one"], "{tokens:?}");
+    }
+}
+
+#[tokio::test]
 async fn the_user_of_the_url_is_said_as_basic_authorization() {
     let (listener, settings) = listener().await;
     let url = settings.url.replace("http://", "http://us%40er:s3cret@");
