@@ -561,9 +561,7 @@ impl Context {
 
     /// An event is worth no failure.
     async fn publish(&self, queue: &JobQueue, type_: EventType, reason: &str, action: &str, note: String) {
-        let note = Some(note.chars().take(1000).collect());
-        let event = Event { type_, reason: reason.into(), action: action.into(), note, secondary: None };
-        match self.recorder.publish(&event, &queue.object_ref(&())).await {
+        match self.recorder.publish(&event(type_, reason, action, &note), &queue.object_ref(&())).await {
             Ok(()) => {}
             Err(kube::Error::Api(status)) if status.code == 403 || status.code == 404 => {
                 tracing::debug!(error = status.message, "No event: the namespace goes away");
@@ -577,6 +575,14 @@ impl Context {
 fn queues_of(target: &Target) -> Queues {
     let keys = target.shards.first().map(|shard| shard.queues.as_slice()).unwrap_or_default();
     keys.iter().map(|queue| (queue.name.clone(), queue.queue.clone())).collect()
+}
+
+/// An event with this note. The recorder takes two of the same reason and action within six minutes for one that repeats
+/// itself, and keeps the words of the first: so the action tells apart what is said.
+fn event(type_: EventType, reason: &str, action: &str, note: &str) -> Event {
+    let note: String = note.chars().take(1000).collect();
+    let action = format!("{action}-{}", build::hash(&json!(note)));
+    Event { type_, reason: reason.into(), action, note: Some(note), secondary: None }
 }
 
 /// What to say to whoever has scaled a queue that scales itself.
@@ -659,6 +665,14 @@ async fn has_pod_monitors(client: &Client) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_event_repeats_an_earlier_one_only_if_it_says_the_same() {
+        let action = |note: &str| event(EventType::Normal, "Scaled", "Scale", note).action;
+        assert_ne!(action("Scaled workers from 0 to 3"), action("Scaled workers from 3 to 0"));
+        assert_eq!(action("Scaled workers from 0 to 3"), action("Scaled workers from 0 to 3"));
+        assert!(action(&"x".repeat(2000)).len() <= 128, "more is refused by Kubernetes");
+    }
 
     #[test]
     fn a_number_of_workers_has_no_effect_on_a_queue_that_scales_itself() {
