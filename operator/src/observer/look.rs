@@ -111,6 +111,10 @@ impl Observer {
             look.lanes.extend(snapshot.open_lanes);
         }
         if let (None, Some(watched)) = (&look.conflict, self.state().queues.get_mut(queue)) {
+            if watched.claimed_at.is_none() {
+                // What enqueues waits for it.
+                self.tell(queue);
+            }
             // Asked again only when it is not fresh any more.
             if watched.claimed_at.is_none_or(|at| at.elapsed() >= CLAIM_AGAIN) {
                 watched.claimed_at = Some(Instant::now());
