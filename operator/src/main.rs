@@ -259,10 +259,14 @@ async fn probe(url: &str) -> anyhow::Result<()> {
 
 /// Whoever leads would put the finalizers back: first the leadership, then they.
 async fn uninstall(cli: &Cli) -> anyhow::Result<()> {
-    let namespaces = &cli.watch_namespaces;
     let client = Client::try_default().await?;
     let me = format!("{}-uninstall", cli.identity.clone().unwrap_or_default());
-    Leadership::new(client.clone(), &cli.namespace, &cli.lease_name, &me).usurp().await?;
+    let mut leadership = Leadership::new(client.clone(), &cli.namespace, &cli.lease_name, &me);
+    leadership.usurping(release_all(&client, &cli.watch_namespaces)).await
+}
+
+/// Takes our finalizer off every `JobQueue` of these namespaces; empty means all.
+async fn release_all(client: &Client, namespaces: &[String]) -> anyhow::Result<()> {
     let spaces: Vec<Option<&String>> =
         match namespaces.iter().filter(|name| !name.is_empty()).collect::<Vec<_>>() {
             none if none.is_empty() => vec![None],
