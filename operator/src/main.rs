@@ -17,8 +17,10 @@ use operator::{server, telemetry};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
-/// How long what is under way may take after the signal to stop; Kubernetes gives 30 s.
-const STOPPING: Duration = Duration::from_secs(15);
+/// How long what is under way may take after the signal to stop. Nobody else leads meanwhile: with the 3 s that the release
+/// of the lease may take and the 2 s after which others look, a handover takes 10 s at most. What is cut short is done
+/// again by the next leader.
+const STOPPING: Duration = Duration::from_secs(5);
 
 /// The operator of jobqueue: makes what each `JobQueue` of the cluster asks for.
 #[derive(Debug, Parser)]
