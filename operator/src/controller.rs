@@ -73,6 +73,8 @@ const ASKING: Duration = Duration::from_secs(5);
 const LARGEST_REPLY: u64 = 64 << 20;
 /// How long one look at a queue may take; the rest is left to the next one.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// How often a queue whose change waits is looked at: "within half a minute" it takes place.
+const WAITING: Duration = Duration::from_secs(10);
 /// How often a queue whose Redis cannot be used is looked at.
 const IN_TROUBLE: Duration = Duration::from_secs(20);
 
@@ -124,7 +126,7 @@ pub enum Error {
         /// What to do.
         message: String,
     },
-    /// It cannot take place now, and will by itself.
+    /// It cannot take place now, and will by itself: no failure.
     #[error("{message}")]
     Waits {
         /// One word in camel case.
@@ -351,8 +353,14 @@ async fn reconcile(stored: Arc<Stored>, context: Arc<Context>) -> Result<Action,
         Err(error) => Outcome::Failed { error, queues: context.looked_at(&reference) },
     };
     context.tell(queue, status::status(queue, &result, seen.as_ref(), Timestamp::now())).await?;
+    if let Err(error @ Error::Waits { .. }) = &outcome {
+        // Nobody has to do anything: neither an error to count nor one to warn of.
+        tracing::debug!(reason = error.reason(), "Waiting");
+        context.succeeded(&reference);
+        return Ok(Action::requeue(WAITING));
+    }
     let (applied, _) = outcome?;
-    context.failures.lock().unwrap_or_else(PoisonError::into_inner).remove(&reference);
+    context.succeeded(&reference);
     // What is wrong with Redis may be its Secret, and nobody tells when that changes.
     let trouble = seen.is_some_and(|seen| seen.trouble.is_some());
     let look_again = if trouble { IN_TROUBLE } else { LOOK_AGAIN };
@@ -491,13 +499,18 @@ impl Context {
         self.failures.lock().unwrap_or_else(PoisonError::into_inner).get(queue).copied().unwrap_or(0)
     }
 
+    /// A queue could be reconciled, so the next failure is the first.
+    fn succeeded(&self, queue: &ObjectRef<JobQueue>) {
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner).remove(queue);
+    }
+
     /// Lets go of everything that is remembered of a queue.
     fn forget(&self, queue: &ObjectRef<JobQueue>) {
         self.observer.forget(queue);
         self.settled.forget(queue.namespace.as_deref().unwrap_or_default(), &queue.name);
         self.rolling.end(&queue.to_string());
         self.taken_out.forget(queue);
-        self.failures.lock().unwrap_or_else(PoisonError::into_inner).remove(queue);
+        self.succeeded(queue);
     }
 
     /// Without a default storage class a volume would stay pending for ever, and nobody would know why.
