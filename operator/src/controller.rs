@@ -73,6 +73,8 @@ const ASKING: Duration = Duration::from_secs(5);
 const LARGEST_REPLY: u64 = 64 << 20;
 /// How long one look at a queue may take; the rest is left to the next one.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// How often a queue whose change waits is looked at: "within half a minute" it takes place.
+const WAITING: Duration = Duration::from_secs(10);
 /// How often a queue whose Redis cannot be used is looked at.
 const IN_TROUBLE: Duration = Duration::from_secs(20);
 
@@ -124,7 +126,7 @@ pub enum Error {
         /// What to do.
         message: String,
     },
-    /// It cannot take place now, and will by itself.
+    /// It cannot take place now, and will by itself: no failure.
     #[error("{message}")]
     Waits {
         /// One word in camel case.
@@ -351,8 +353,14 @@ async fn reconcile(stored: Arc<Stored>, context: Arc<Context>) -> Result<Action,
         Err(error) => Outcome::Failed { error, queues: context.looked_at(&reference) },
     };
     context.tell(queue, status::status(queue, &result, seen.as_ref(), Timestamp::now())).await?;
+    if let Err(error @ Error::Waits { .. }) = &outcome {
+        // Nobody has to do anything: neither an error to count nor one to warn of.
+        tracing::debug!(reason = error.reason(), "Waiting");
+        context.succeeded(&reference);
+        return Ok(Action::requeue(WAITING));
+    }
     let (applied, _) = outcome?;
-    context.failures.lock().unwrap_or_else(PoisonError::into_inner).remove(&reference);
+    context.succeeded(&reference);
     // What is wrong with Redis may be its Secret, and nobody tells when that changes.
     let trouble = seen.is_some_and(|seen| seen.trouble.is_some());
     let look_again = if trouble { IN_TROUBLE } else { LOOK_AGAIN };
@@ -491,13 +499,18 @@ impl Context {
         self.failures.lock().unwrap_or_else(PoisonError::into_inner).get(queue).copied().unwrap_or(0)
     }
 
+    /// A queue could be reconciled, so the next failure is the first.
+    fn succeeded(&self, queue: &ObjectRef<JobQueue>) {
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner).remove(queue);
+    }
+
     /// Lets go of everything that is remembered of a queue.
     fn forget(&self, queue: &ObjectRef<JobQueue>) {
         self.observer.forget(queue);
         self.settled.forget(queue.namespace.as_deref().unwrap_or_default(), &queue.name);
         self.rolling.end(&queue.to_string());
         self.taken_out.forget(queue);
-        self.failures.lock().unwrap_or_else(PoisonError::into_inner).remove(queue);
+        self.succeeded(queue);
     }
 
     /// Without a default storage class a volume would stay pending for ever, and nobody would know why.
@@ -561,9 +574,7 @@ impl Context {
 
     /// An event is worth no failure.
     async fn publish(&self, queue: &JobQueue, type_: EventType, reason: &str, action: &str, note: String) {
-        let note = Some(note.chars().take(1000).collect());
-        let event = Event { type_, reason: reason.into(), action: action.into(), note, secondary: None };
-        match self.recorder.publish(&event, &queue.object_ref(&())).await {
+        match self.recorder.publish(&event(type_, reason, action, &note), &queue.object_ref(&())).await {
             Ok(()) => {}
             Err(kube::Error::Api(status)) if status.code == 403 || status.code == 404 => {
                 tracing::debug!(error = status.message, "No event: the namespace goes away");
@@ -577,6 +588,14 @@ impl Context {
 fn queues_of(target: &Target) -> Queues {
     let keys = target.shards.first().map(|shard| shard.queues.as_slice()).unwrap_or_default();
     keys.iter().map(|queue| (queue.name.clone(), queue.queue.clone())).collect()
+}
+
+/// An event with this note. The recorder takes two of the same reason and action within six minutes for one that repeats
+/// itself, and keeps the words of the first: so the action tells apart what is said.
+fn event(type_: EventType, reason: &str, action: &str, note: &str) -> Event {
+    let note: String = note.chars().take(1000).collect();
+    let action = format!("{action}-{}", build::hash(&json!(note)));
+    Event { type_, reason: reason.into(), action, note: Some(note), secondary: None }
 }
 
 /// What to say to whoever has scaled a queue that scales itself.
@@ -659,6 +678,14 @@ async fn has_pod_monitors(client: &Client) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_event_repeats_an_earlier_one_only_if_it_says_the_same() {
+        let action = |note: &str| event(EventType::Normal, "Scaled", "Scale", note).action;
+        assert_ne!(action("Scaled workers from 0 to 3"), action("Scaled workers from 3 to 0"));
+        assert_eq!(action("Scaled workers from 0 to 3"), action("Scaled workers from 0 to 3"));
+        assert!(action(&"x".repeat(2000)).len() <= 128, "more is refused by Kubernetes");
+    }
 
     #[test]
     fn a_number_of_workers_has_no_effect_on_a_queue_that_scales_itself() {

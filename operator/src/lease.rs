@@ -2,6 +2,7 @@
 //!
 //! Every write carries the version that was read, so of two that want it one wins. Who cannot renew in time has lost it
 //! and ends the process: another may lead already. (It does not fence what we do in Redis; that is safe when doubled.)
+use std::future::Future;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -21,6 +22,8 @@ const CALL: Duration = Duration::from_secs(3);
 
 /// How often somebody else may be faster where the lease is to be taken at any cost.
 const USURPATIONS: u32 = 10;
+/// How long nobody may lead after a usurpation: until helm has deleted the operators. Should it not, they go on then.
+const USURPED: Duration = Duration::from_secs(60);
 
 /// What to do about the lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,16 +80,12 @@ impl Leadership {
 
     /// Takes the lease from whoever has it and waits until that one must have noticed: for an uninstall, while which
     /// nobody may lead. One that nobody has (a leader has just stopped) is taken too, or another would lead in a moment.
-    pub async fn usurp(&mut self) -> Result<(), kube::Error> {
+    async fn usurp(&mut self) -> Result<(), kube::Error> {
         let mut faster = 0;
         let before = loop {
             let Some(mut lease) = self.api.get_opt(&self.name).await? else { return Ok(()) };
             let before = lease.spec.take().unwrap_or_default();
-            let mut spec = self.spec(None, &MicroTime(Timestamp::now()));
-            // Long enough for what follows; should that fail, the operators go on afterwards.
-            spec.lease_duration_seconds = Some(60);
-            spec.lease_transitions = Some(before.lease_transitions.unwrap_or(0).saturating_add(1));
-            lease.spec = Some(spec);
+            lease.spec = Some(self.usurped(&before, &MicroTime(Timestamp::now())));
             match self.api.replace(&self.name, &PostParams::default(), &lease).await {
                 Ok(_) => break before,
                 // The leader has renewed it meanwhile, as it does every few seconds.
@@ -99,6 +98,28 @@ impl Leadership {
             tokio::time::sleep(DURATION).await;
         }
         Ok(())
+    }
+
+    /// Does what nobody may lead during, however long it takes, and leaves the usurped lease as long as it was at first.
+    pub async fn usurping<T, E: From<kube::Error>>(
+        &mut self,
+        work: impl Future<Output = Result<T, E>>,
+    ) -> Result<T, E> {
+        self.usurp().await?;
+        let renew = async {
+            loop {
+                tokio::time::sleep(USURPED / 4).await;
+                if let Err(error) = self.usurp().await {
+                    return error;
+                }
+            }
+        };
+        let done = tokio::select! {
+            done = work => done?,
+            error = renew => return Err(error.into()),
+        };
+        self.usurp().await?;
+        Ok(done)
     }
 
     /// Renews until it cannot be any more.
@@ -175,6 +196,17 @@ impl Leadership {
             // Somebody was faster.
             Err(kube::Error::Api(status)) if status.is_conflict() || status.is_already_exists() => Ok(false),
             Err(error) => Err(error),
+        }
+    }
+
+    /// What a lease says when it is taken at any cost, or has been and is renewed.
+    fn usurped(&self, before: &LeaseSpec, time: &MicroTime) -> LeaseSpec {
+        let ours = next(Some(before), &self.me, Duration::ZERO) == Step::Renew;
+        let transitions = before.lease_transitions.unwrap_or(0).saturating_add(i32::from(!ours));
+        LeaseSpec {
+            lease_duration_seconds: i32::try_from(USURPED.as_secs()).ok(),
+            lease_transitions: Some(transitions),
+            ..self.spec(ours.then(|| before.clone()), time)
         }
     }
 

@@ -144,10 +144,9 @@ impl Context {
         let api = self.dynamic(child.kind, queue);
         let live = api.get_opt(&child.name).await?;
         let conflict = self.observer.seen(&reference).is_some_and(|seen| seen.conflict.is_some());
-        let may_run = self.observer.owns(&reference) || (live.is_some() && !conflict);
         let mut child = child.clone();
         if let Some(object) = child.object.as_mut() {
-            if !may_run {
+            if !may_run(self.observer.owns(&reference), conflict, live.as_ref()) {
                 object["spec"]["replicas"] = json!(0);
                 object["metadata"]["annotations"][HASH] = json!("waits-for-its-keys");
             } else if object["spec"].get("replicas").is_none()
@@ -392,6 +391,13 @@ fn owners_of_replicas(live: &DynamicObject) -> impl Iterator<Item = &str> {
     })
 }
 
+/// Whether what enqueues may have pods: the keys are this queue's, or it has some already and nobody says that the keys
+/// are another's. That its Deployment is there says nothing: it is made before the keys are claimed, with no pods.
+fn may_run(owns: bool, conflict: bool, live: Option<&DynamicObject>) -> bool {
+    let runs = live.and_then(|live| live.data["spec"]["replicas"].as_i64()).is_some_and(|pods| pods > 0);
+    owns || (runs && !conflict)
+}
+
 /// How many pods to ask for where the queue does not say: none if somebody else (an HPA, `kubectl scale`) has said it,
 /// since an apply would take the field from them; else as many as there are, or those of a new one.
 fn unclaimed_replicas(live: Option<&DynamicObject>) -> Option<i64> {
@@ -461,6 +467,16 @@ mod tests {
         assert_eq!(unclaimed_replicas(Some(&scaled_by(Some("kube-controller-manager"), 7))), None);
         assert_eq!(unclaimed_replicas(Some(&scaled_by(Some("kubectl"), 0))), None);
         assert_eq!(unclaimed_replicas(Some(&scaled_by(None, 5))), Some(5));
+    }
+
+    #[test]
+    fn nothing_enqueues_before_the_keys_are_claimed_and_what_runs_goes_on_under_a_new_leader() {
+        let (waits, runs) = (scaled_by(Some(MANAGER), 0), scaled_by(Some(MANAGER), 2));
+        assert!(!may_run(false, false, None), "a new one");
+        assert!(!may_run(false, false, Some(&waits)), "nobody has looked at Redis yet");
+        assert!(may_run(true, false, Some(&waits)));
+        assert!(may_run(false, false, Some(&runs)), "a new leader has not looked yet");
+        assert!(!may_run(false, true, Some(&runs)), "the keys are another's");
     }
 
     #[test]

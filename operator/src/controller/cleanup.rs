@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use jobqueue::config::Config;
 use jobqueue::connect::Connector;
 use jobqueue::keys::Keys;
 use jobqueue::reaper::{self, Reaped, Reaper};
@@ -17,12 +18,13 @@ use kube::{Api, ResourceExt};
 use serde_json::json;
 
 use super::build::{self, DEPLOYMENT, Kind, SECRET, STATEFUL_SET, VOLUME_CLAIM, is_managed};
+use super::left_behind::{is_same_place, place, served};
 use super::names::{Names, QUEUE_LABEL};
 use super::resolve::Resolved;
 use super::{Context, Error, FINALIZER};
 use crate::api::stored::Stored;
 use crate::api::v1alpha1::{DeletionPolicy, JobQueue, Protocol};
-use crate::observer::{Asked, Target, claimed_keys};
+use crate::observer::{Asked, Target, claimed_keys, is_same_owner};
 
 /// After this long a deletion goes on without Redis, or with pods that nobody stops: an object that cannot be deleted is
 /// worse than keys that stay.
@@ -193,35 +195,84 @@ impl Context {
         Ok(Remaining::of(found, waited))
     }
 
-    /// Deletes our keys in an external Redis, page by page. Sidekiq's own stay: they are the application's.
+    /// Deletes our keys in an external Redis, page by page. Sidekiq's own stay: they are the application's. And so does what
+    /// this queue has never claimed: workers that no operator knows of may use it.
     async fn delete_keys(&self, queue: &JobQueue) -> Result<(), Kept> {
         let resolved = Resolved::of(queue, self).await.map_err(Kept::for_now)?;
         let children = build::children(queue, &resolved).map_err(Kept::for_now)?;
-        let (config, secret) = (&children.rendered.config, resolved.redis_secret.as_ref());
-        let mut target = self.target(queue, config, secret, Asked::default());
+        let configs = self.dynamic(children.config.kind, queue);
+        let live = configs.get_opt(&children.config.name).await.map_err(Kept::for_now)?;
+        let config = in_use(live.as_ref().and_then(served), children.rendered.config)?;
+        let mut target = self.target(queue, &config, resolved.redis_secret.as_ref(), Asked::default());
         let leftovers = target.leftovers().await.map_err(Kept::for_now)?;
         target.shards.extend(leftovers);
         let connector = Connector::new(target.settings.clone());
         let session = |shard: &Keys| Session::new(&connector, shard, Duration::from_secs(1));
-        let foreign = queue.spec.protocol == Protocol::Sidekiq;
-        // All of them before the first is deleted, and without claiming what is nobody's.
-        for shard in target.shards.iter().filter(|_| !foreign) {
-            let keys = claimed_keys(shard);
-            let owners = session(shard).owners(&keys).await.map_err(Kept::for_now)?;
-            let mut claimed = keys.into_iter().zip(owners);
-            let others =
-                claimed.find_map(|(key, owner)| Some((key, owner.filter(|one| *one != target.owner)?)));
-            if let Some((key, owner)) = others {
-                return Err(Kept::Foreign { key, owner });
-            }
-        }
-        for shard in &target.shards {
-            if foreign {
+        if queue.spec.protocol == Protocol::Sidekiq {
+            for shard in &target.shards {
                 give_back(&target, &connector, shard).await.map_err(Kept::for_now)?;
+                session(shard).delete_all().await.map_err(Kept::for_now)?;
             }
-            session(shard).delete_all().await.map_err(Kept::for_now)?;
+            return Ok(());
         }
-        Ok(())
+        // All of them before the first is deleted, and without claiming what is nobody's.
+        let mut shards = Vec::new();
+        for shard in &target.shards {
+            let owners = session(shard).owners(&claimed_keys(shard)).await.map_err(Kept::for_now)?;
+            shards.push(Divided::of(shard, &owners, &target.owner)?);
+        }
+        let mut unclaimed = 0;
+        for Divided { ours, nobodys } in shards {
+            if let Some(keys) = ours {
+                session(&keys).delete_all().await.map_err(Kept::for_now)?;
+            }
+            if let Some(keys) = nobodys {
+                // What an earlier step has deleted is nobody's too, and empty.
+                unclaimed += session(&keys).jobs_left(true).await.map_err(Kept::for_now)?;
+            }
+        }
+        if unclaimed > 0 { Err(Kept::Unclaimed(unclaimed)) } else { Ok(()) }
+    }
+}
+
+/// The configuration whose keys are deleted: `now` is that of the workers, `then` that of the spec. While a change waits for
+/// the last job they differ, and the jobs are where the workers are.
+fn in_use(now: Option<Config>, then: Config) -> Result<Config, Kept> {
+    match now {
+        None => Ok(then),
+        Some(now) if is_same_place(&now, &then, false) => Ok(Config { redis: then.redis, ..now }),
+        // Who vouched for that Redis, and had its Secret mounted, was the workers' Deployment. It is gone.
+        Some(now) => Err(Kept::Elsewhere(place(&now))),
+    }
+}
+
+/// A shard, by what this queue has claimed of it.
+#[derive(Debug)]
+struct Divided {
+    ours: Option<Keys>,
+    nobodys: Option<Keys>,
+}
+
+impl Divided {
+    /// `owners` are those of its [`claimed_keys`]. The registry stands for everything under the prefix and is claimed after
+    /// the lists: without it a claim was never completed, and no worker of ours has been there.
+    fn of(shard: &Keys, owners: &[Option<String>], me: &str) -> Result<Self, Kept> {
+        let claims: Vec<_> = claimed_keys(shard).into_iter().zip(owners).collect();
+        let is_ours = |owner: &Option<String>| owner.as_ref().is_some_and(|one| is_same_owner(one, me));
+        for (key, owner) in &claims {
+            if let Some(owner) = owner.as_ref().filter(|one| !is_same_owner(one, me)) {
+                return Err(Kept::Foreign { key: key.clone(), owner: owner.clone() });
+            }
+        }
+        if !claims.iter().any(|(key, owner)| *key == shard.lanes() && is_ours(owner)) {
+            return Ok(Self { ours: None, nobodys: Some(shard.clone()) });
+        }
+        let claimed = |key: &String| claims.iter().any(|(one, owner)| one == key && is_ours(owner));
+        let (mut ours, mut nobodys) = (shard.clone(), shard.clone());
+        ours.queues.retain(|queue| claimed(&queue.queue));
+        nobodys.queues.retain(|queue| !claimed(&queue.queue));
+        let nobodys = (!nobodys.queues.is_empty()).then_some(nobodys);
+        Ok(Self { ours: Some(ours), nobodys })
     }
 }
 
@@ -242,6 +293,12 @@ enum Kept {
         /// Whose it is.
         owner: String,
     },
+    /// This queue never had them.
+    #[error("{0} jobs are in lists that it has never claimed, so they may be another's")]
+    Unclaimed(u64),
+    /// A change to another Redis has waited.
+    #[error("its workers used Redis {0}, which spec.redis.external does not name any more")]
+    Elsewhere(String),
 }
 
 impl Kept {
@@ -250,7 +307,7 @@ impl Kept {
         match self {
             Self::ForNow(_) => (waited < PATIENCE).then_some(Duration::from_secs(5)),
             Self::Unfinished => (waited < LONG_PATIENCE).then_some(Duration::from_secs(1)),
-            Self::Foreign { .. } => None,
+            Self::Foreign { .. } | Self::Unclaimed(_) | Self::Elsewhere(_) => None,
         }
     }
 
@@ -284,7 +341,55 @@ async fn give_back(target: &Target, connector: &Connector, shard: &Keys) -> Resu
 
 #[cfg(test)]
 mod tests {
+    use jobqueue::engine::Engine;
+
     use super::*;
+
+    fn config(redis: &str, queues: &[&str]) -> Config {
+        let lists: serde_json::Map<String, serde_json::Value> =
+            queues.iter().map(|name| ((*name).to_owned(), json!(format!("jobqueue:{name}")))).collect();
+        let worker = json!({ "priorities": queues, "queues": lists });
+        let producer = json!({ "default_priority": queues[0] });
+        let tree = json!({ "redis": { "addr": redis }, "worker": worker, "producer": producer });
+        Config::from_value(tree).unwrap().config
+    }
+
+    fn divided(owners: [Option<&str>; 3]) -> Result<(Vec<String>, Vec<String>), Kept> {
+        let shard = Engine::new(&config("one:6379", &["a", "b"])).shards.remove(0);
+        let names = |keys: Option<Keys>| -> Vec<String> {
+            keys.into_iter().flat_map(|keys| keys.queues).map(|queue| queue.name).collect()
+        };
+        let Divided { ours, nobodys } =
+            Divided::of(&shard, &owners.map(|owner| owner.map(str::to_owned)), "c/n/q/me")?;
+        Ok((names(ours), names(nobodys)))
+    }
+
+    #[test]
+    fn only_what_was_claimed_is_deleted() {
+        let (me, other) = (Some("c/n/q/me"), Some("c/n/q/other"));
+        let names = |ours: &[&str], nobodys: &[&str]| {
+            let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+            (owned(ours), owned(nobodys))
+        };
+        assert_eq!(divided([me, me, me]).unwrap(), names(&["a", "b"], &[]));
+        assert_eq!(divided([None, None, None]).unwrap(), names(&[], &["a", "b"]), "standalone workers' perhaps");
+        assert_eq!(divided([me, None, None]).unwrap(), names(&[], &["a", "b"]), "a claim that was cut short");
+        assert_eq!(divided([me, None, me]).unwrap(), names(&["a"], &["b"]), "a list was added");
+        assert_eq!(divided([Some("d/n/q/me"), me, me]).unwrap(), names(&["a", "b"], &[]), "a renamed cluster");
+        assert!(matches!(divided([me, other, me]), Err(Kept::Foreign { .. })));
+    }
+
+    #[test]
+    fn the_keys_of_the_redis_that_workers_used_are_deleted_also_while_a_change_waits() {
+        let then = || config("one:6379", &["a"]);
+        let lists = |config: &Config| config.worker.priorities.clone();
+        assert_eq!(lists(&in_use(None, then()).unwrap()), ["a"], "no workers were ever configured");
+        let waits = in_use(Some(config("one:6379", &["a", "b"])), then()).unwrap();
+        assert_eq!(lists(&waits), ["a", "b"], "a queue was taken out, and its jobs wait");
+        let elsewhere = in_use(Some(config("two:6379", &["a"])), then()).unwrap_err();
+        assert!(elsewhere.to_string().contains("two:6379/0"), "{elsewhere}");
+        assert_eq!(elsewhere.next(Duration::ZERO), None);
+    }
 
     #[test]
     fn a_pod_that_does_not_stop_is_waited_for_only_so_long() {

@@ -62,7 +62,7 @@ pub fn left(now: &Config, then: &Config, managed: bool) -> Left {
 }
 
 /// Where a Redis is, in one word. A master of the same name that other Sentinels know is another one.
-fn place(config: &Config) -> String {
+pub(super) fn place(config: &Config) -> String {
     let redis = &config.redis;
     let master = &redis.sentinel.master;
     if master.is_empty() {

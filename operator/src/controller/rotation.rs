@@ -1,9 +1,10 @@
 //! A new password for a managed Redis, without a moment in which nobody gets in. Whoever changes the annotation
-//! `jobqueue.dev/rotate-password` of a `JobQueue` asks for one; it takes three steps:
+//! `jobqueue.dev/rotate-password` of a `JobQueue` asks for one; it takes four steps:
 //!
 //! 1. the Secret has the next password beside the present one, and so has the file that Redis reads when it starts;
 //! 2. when that file must have reached Redis' pod (it may start again at any time), Redis takes both, and the Secret tells clients the new one; they read it at their next connect;
-//! 3. when every pod must have the new Secret mounted, Redis takes the old one no more.
+//! 3. when every pod must have the new Secret mounted, Redis takes the old one no more;
+//! 4. when the file without it must have reached Redis' pod too, it is taken from Redis once more: one that has started again meanwhile has read it.
 //!
 //! A crash between two steps, or in the middle of one, leaves a state from which the same step is taken again. Connections
 //! that stand are not touched by any of it.
@@ -47,6 +48,8 @@ pub enum Step {
     Wait(Duration),
     /// Let Redis take the old one no more.
     Finish,
+    /// Do so again, in case that Redis has read the file of before.
+    Seal,
 }
 
 /// What a Secret says about a rotation.
@@ -60,6 +63,8 @@ pub struct Said<'a> {
     pub next: bool,
     /// There is a password that Redis still takes.
     pub previous: bool,
+    /// There is a password that Redis may take again if it starts.
+    pub former: bool,
 }
 
 /// The next step towards what is wished for.
@@ -71,6 +76,7 @@ pub fn next(wish: Option<&str>, said: Said, now: i64) -> Step {
     match wish {
         _ if said.previous => in_time(Step::Finish),
         _ if said.next => in_time(Step::Switch),
+        _ if said.former => in_time(Step::Seal),
         None => Step::Rest,
         Some(_) if wish == said.fulfilled => Step::Rest,
         Some(_) => Step::Prepare,
@@ -92,6 +98,7 @@ impl Context {
             stepped: note(STEPPED).and_then(|text| text.parse().ok()),
             next: secret.has("next"),
             previous: secret.has("previous"),
+            former: secret.has("former"),
         };
         let now = Timestamp::now().as_second();
         let text = |key: &str| secret.text(key).unwrap_or_default();
@@ -113,7 +120,15 @@ impl Context {
             }
             Step::Finish => {
                 self.set_password(target, &format!("<{}", text("previous"))).await?;
-                json!({ "stringData": { "users.acl": users_acl(&[&text("password")]) }, "data": { "previous": null } })
+                let acl = users_acl(&[&text("password")]);
+                json!({
+                    "stringData": { "users.acl": acl, "former": text("previous") },
+                    "data": { "previous": null },
+                })
+            }
+            Step::Seal => {
+                self.set_password(target, &format!("<{}", text("former"))).await?;
+                json!({ "data": { "former": null } })
             }
         };
         changes["metadata"]["annotations"][STEPPED] = json!(now.to_string());
@@ -155,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wish_is_fulfilled_in_three_steps_with_time_between_them() {
+    fn a_wish_is_fulfilled_in_four_steps_with_time_between_them() {
         assert_eq!(next(Some("b"), said("a"), NOW), Step::Prepare);
         let prepared = Said { next: true, ..said("a") };
         assert_eq!(next(Some("b"), prepared, NOW + 10), Step::Wait(Duration::from_secs(170)));
@@ -163,6 +178,9 @@ mod tests {
         let switched = Said { previous: true, ..said("b") };
         assert_eq!(next(Some("b"), switched, NOW + 10), Step::Wait(Duration::from_secs(170)));
         assert_eq!(next(Some("b"), switched, NOW + 180), Step::Finish);
+        let finished = Said { former: true, ..said("b") };
+        assert_eq!(next(Some("b"), finished, NOW + 10), Step::Wait(Duration::from_secs(170)));
+        assert_eq!(next(Some("b"), finished, NOW + 180), Step::Seal);
         assert_eq!(next(Some("b"), said("b"), NOW + 180), Step::Rest);
     }
 
@@ -170,6 +188,8 @@ mod tests {
     fn a_second_wish_waits_for_the_end_of_the_first() {
         let switched = Said { previous: true, ..said("b") };
         assert_eq!(next(Some("c"), switched, NOW + 180), Step::Finish);
+        let finished = Said { former: true, ..said("b") };
+        assert_eq!(next(Some("c"), finished, NOW + 180), Step::Seal);
     }
 
     #[test]

@@ -10,7 +10,9 @@ use kube::runtime::reflector::ObjectRef;
 
 use super::claims::CLAIM_AGAIN;
 use super::figures::{Figures, open_breakers};
-use super::{INTERVAL, LONGEST_BACKOFF, Observation, Observer, Scale, Target, Trouble, Watched, Wish};
+use super::{
+    INTERVAL, LONGEST_BACKOFF, Observation, Observer, Remedy, Scale, Target, Trouble, Watched, Wish,
+};
 use crate::api::v1alpha1::{JobQueue, ScalingMode};
 use crate::autoscaler::{Decision, Inputs, Seen, decide};
 use crate::drain::{self, Plan, Situation, Worker};
@@ -111,6 +113,10 @@ impl Observer {
             look.lanes.extend(snapshot.open_lanes);
         }
         if let (None, Some(watched)) = (&look.conflict, self.state().queues.get_mut(queue)) {
+            if watched.claimed_at.is_none() {
+                // What enqueues waits for it.
+                self.tell(queue);
+            }
             // Asked again only when it is not fresh any more.
             if watched.claimed_at.is_none_or(|at| at.elapsed() >= CLAIM_AGAIN) {
                 watched.claimed_at = Some(Instant::now());
@@ -147,10 +153,11 @@ impl Observer {
         let mut now = earlier.clone().unwrap_or_default();
         match seen {
             Err(trouble) => {
-                // The words for one outage change from look to look.
+                // The words for one outage change from look to look, and so would the status. Where somebody has to do
+                // something they say what: those are followed, now and then.
                 let recently = watched.told.as_ref().is_some_and(|(_, at)| at.elapsed() < FIGURES_INTERVAL);
                 let same = now.trouble.as_ref().is_some_and(|earlier| earlier.kind == trouble.kind);
-                if !(recently && same) {
+                if !(same && (recently || trouble.kind == Remedy::Wait)) {
                     now.trouble = Some(trouble);
                 }
             }

@@ -4,7 +4,7 @@ use jobqueue::config::Config;
 use serde_json::json;
 
 use super::*;
-use crate::observer::{Asked, Carried, Remedy};
+use crate::observer::{Asked, Carried};
 use crate::pods::Pods;
 
 /// An observer that was told of one queue, and what it tells of it. It looks at nothing by itself.
@@ -57,6 +57,27 @@ fn an_outage_is_told_once_whatever_words_it_has() {
     observer.saw(&queue, Err(refused));
     observer.saw(&queue, Ok(waiting(1)));
     assert_eq!(count(&mut told), 2, "what somebody has to do, and that it is over, is told at once");
+}
+
+#[test]
+fn a_long_outage_keeps_its_first_words_but_what_somebody_has_to_do_is_told_anew() {
+    let (observer, queue, mut told) = watching();
+    let a_minute_later = || {
+        let mut state = observer.state();
+        let told = state.queues.get_mut(&queue).and_then(|watched| watched.told.as_mut()).unwrap();
+        told.1 -= Duration::from_secs(60);
+    };
+    observer.saw(&queue, Err(away("no such host")));
+    a_minute_later();
+    observer.saw(&queue, Err(away("try again")));
+    assert_eq!(observer.seen(&queue).unwrap().trouble, Some(away("no such host")));
+    assert_eq!(count(&mut told), 1);
+    let wrong = |key: &str| Trouble { kind: Remedy::Change, message: format!("{key} is no list") };
+    observer.saw(&queue, Err(wrong("a")));
+    a_minute_later();
+    observer.saw(&queue, Err(wrong("b")));
+    assert_eq!(observer.seen(&queue).unwrap().trouble, Some(wrong("b")));
+    assert_eq!(count(&mut told), 2);
 }
 
 #[test]
