@@ -65,7 +65,7 @@ impl Collector {
                 spans.extend(resource.scope_spans.into_iter().flat_map(|scope| scope.spans));
             }
         }
-        spans.sort_by_key(|span| span.start_time_unix_nano);
+        spans.sort_by_key(|span| span.end_time_unix_nano);
         spans
     }
 }
