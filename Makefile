@@ -54,7 +54,7 @@ export RUST_TEST_THREADS ?= 8
 test: setup build ## Run all tests but the long ones, on a real Redis and a real cluster
 	scripts/chart check
 	scripts/rails-spec $(TARGET_DIR)/debug/worker
-	eval "$$(PROFILE=dev scripts/e2e)"; $(CARGO) test --workspace
+	cluster=$$(PROFILE=dev scripts/e2e); eval "$$cluster"; $(CARGO) test --workspace
 
 test-full: setup build ## Everything: lints, dependencies, all tests with the long ones; docs/results/test-full.txt
 	scripts/test-full $(TARGET_DIR)
