@@ -1,5 +1,6 @@
 //! `--role=api`: jobs over HTTP. Requests are read and judged here; what they ask of Redis, the clerks ask, and every
 //! answer comes within a bound.
+mod answers;
 mod body;
 mod clerk;
 mod listen;
@@ -26,6 +27,7 @@ use tokio::sync::Semaphore;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use self::answers::Answers;
 use self::body::{Limits, Types};
 use self::clerk::{Clerks, Told};
 use self::listen::Manners;
@@ -48,10 +50,13 @@ struct Api {
     clerks: Clerks,
     waiting: Waiting,
     limits: Limits,
+    answers: Answers,
     types: Types,
     tokens: Option<Tokens>,
     max_job_bytes: usize,
     max_wait: Duration,
+    /// A waiting request looks for itself this often, should an event get lost.
+    look_interval: Duration,
     document: String,
     observed: Requests,
     metrics: Arc<Metrics>,
@@ -112,11 +117,13 @@ pub async fn run(
             time: settings.body_timeout.get(),
             in_flight: Arc::new(Semaphore::new((BODIES + body_limit).min(Semaphore::MAX_PERMITS))),
         },
+        answers: Answers::new(body_limit),
         document: openapi::document(document, &types, tokens.is_some()),
         types,
         tokens,
         max_job_bytes: usize::try_from(config.worker.max_payload_bytes).unwrap_or(usize::MAX),
         max_wait: settings.max_wait.get(),
+        look_interval: settings.look_interval.get(),
         observed: Requests::register(metrics.registry())?,
         queue: engine.queues.last().cloned().unwrap_or_default(),
         metrics: Arc::clone(&metrics),

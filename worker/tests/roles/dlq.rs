@@ -242,14 +242,45 @@ async fn a_letter_whose_job_is_gone_stays_as_it_is_and_is_said_to() {
     let letters = [gone, there]
         .map(|id| json!({"id": id, "error": "boom", "reason": "timeout", "origin_queue": QUEUE}).to_string());
     redis.push(dead, &letters.clone().map(String::into_bytes)).await;
-    let would = answered(&admin(&["dlq", "requeue", "--dry-run", "-o", "json"]));
+    let partly = |args: &[&str]| -> Value {
+        let output = admin(args);
+        assert_eq!(output.status.code(), Some(1), "a letter that was asked for stays");
+        serde_json::from_slice(&output.stdout).unwrap()
+    };
+    let would = partly(&["dlq", "requeue", "--dry-run", "-o", "json"]);
     assert_eq!((&would["matched"], &would["unusable"]), (&json!(2), &json!(1)), "{would}");
-    let done = answered(&admin(&["dlq", "requeue", "-o", "json"]));
+    let done = partly(&["dlq", "requeue", "-o", "json"]);
     assert_eq!((&done["requeued"], &done["unusable"]), (&json!(1), &json!(1)), "{done}");
+    assert_eq!(partly(&["dlq", "requeue", "--id", gone, "-o", "json"])["requeued"], 0);
     assert_eq!(redis.all(QUEUE).await, [Bytes::from(there)]);
     assert_eq!(redis.all(dead).await, [Bytes::from(letters[0].clone())], "with its reason and its error");
     let told = said(&admin(&["dlq", "requeue"]).stdout);
     assert!(told.contains("1 cannot be run again (no jobs, or their data is gone), and stay"), "{told}");
+}
+
+#[tokio::test]
+async fn a_purged_letter_is_kept_with_the_job_that_it_names_and_can_be_enqueued_again() {
+    let redis = Redis::start();
+    let admin = |args: &[&str]| worker(&redis, args).env("PROTOCOL", "async").output().unwrap();
+    let job = r#"{"id":"a","type":"mail","payload":{"n":1.50},"status":"failed","attempts":4,"mine":7}"#;
+    redis.command::<()>(&["SET", "jobs:data:a", job]);
+    let letters =
+        [r#"{"id":"a","type":"mail","reason":"killed","origin_queue":"jobs:queue"}"#, r#"{"id":"gone"}"#];
+    redis.push("jobs:dead_letter", &letters.map(|letter| letter.as_bytes().to_vec())).await;
+    let dir = tempfile::tempdir().unwrap();
+    let (archive, one) = (dir.path().join("letters"), dir.path().join("one"));
+    assert!(admin(&["dlq", "purge", "--yes", "--archive", archive.to_str().unwrap()]).status.success());
+    let kept = std::fs::read_to_string(&archive).unwrap();
+    let with_job = letters[0].replace("}", &format!(r#","job":{job}}}"#));
+    let lines: std::collections::HashSet<&str> = kept.lines().collect();
+    assert_eq!(lines, [with_job.as_str(), letters[1]].into(), "{kept}");
+    // Its time to live is over.
+    redis.command::<()>(&["DEL", "jobs:data:a"]);
+    std::fs::write(&one, with_job).unwrap();
+    assert_eq!(answered(&admin(&["enqueue", one.to_str().unwrap(), "-o", "json"]))["jobs"][0]["id"], "a");
+    let again: String = redis.command(&["GET", "jobs:data:a"]);
+    assert!(again.contains(r#""payload":{"n":1.50},"status":"pending","attempts":0,"mine":7"#), "{again}");
+    assert_eq!(redis.all("jobs:queue").await, ["a"]);
 }
 
 #[tokio::test]

@@ -29,8 +29,8 @@ use super::waiting::Change;
 const PAGE: usize = 20;
 /// The most jobs of a page.
 const MAX_PAGE: usize = 100;
-/// A waiting request looks for itself this often, should an event get lost.
-const LOOK: Duration = Duration::from_secs(1);
+/// The most bytes of an id in a cursor: it has to fit into the head of a request.
+const CURSOR_ID: usize = 300;
 
 /// Create a job
 ///
@@ -92,6 +92,7 @@ async fn order(
     wanted: &[Wanted<'_>],
     key: Option<String>,
 ) -> Result<(StatusCode, Vec<(String, Box<RawValue>)>), Problem> {
+    api.answers.expect_room()?;
     let by = api.clerks.deadline();
     let shard = api.clerks.shard(key.as_deref());
     let now_ms = api.clerks.now_ms();
@@ -204,7 +205,7 @@ async fn changed(
     let _waiting = api.observed.waiting();
     let mut ending = api.ending.clone();
     loop {
-        let look = until.min(Instant::now() + LOOK);
+        let look = until.min(Instant::now() + api.look_interval);
         let is_last = tokio::select! {
             () = change.happened() => false,
             () = tokio::time::sleep_until(look) => look == until,
@@ -354,9 +355,12 @@ fn duration(text: &str) -> Option<Duration> {
     }
 }
 
-/// A place as a text that nobody needs to understand: an id may hold anything, so it is written in hex.
+/// A place as a text that nobody needs to understand: an id may hold anything, so it is written in hex. Of a longer
+/// one than a cursor may have its beginning stands for it, which comes behind it as the next page does: at most what was
+/// listed in the same millisecond and begins with the same 300 bytes is passed over.
 fn cursor(Place { ms, id }: &Place) -> String {
-    id.bytes().fold(format!("{ms}."), |mut text, byte| {
+    let end = (0..=CURSOR_ID.min(id.len())).rev().find(|at| id.is_char_boundary(*at));
+    id[..end.unwrap_or(0)].bytes().fold(format!("{ms}."), |mut text, byte| {
         let _ = write!(text, "{byte:02x}");
         text
     })
@@ -367,7 +371,7 @@ fn place(cursor: &str) -> Option<Place> {
     let lower = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
     let fits = (1..=15).contains(&ms.len())
         && ms.bytes().all(|byte| byte.is_ascii_digit())
-        && (2..=600).contains(&hex.len())
+        && (2..=2 * CURSOR_ID).contains(&hex.len())
         && hex.len().is_multiple_of(2)
         && hex.bytes().all(lower);
     if !fits {
@@ -397,6 +401,9 @@ mod tests {
         let somewhere = Place { ms: 12, id: "a b".into() };
         assert_eq!(cursor(&somewhere), "12.612062");
         assert_eq!(place("12.612062"), Some(somewhere));
+        let long = Place { ms: 12, id: "é".repeat(1000) };
+        let next = place(&cursor(&long)).unwrap();
+        assert!(next < long && long.id.starts_with(&next.id) && next.id.len() == CURSOR_ID, "{next:?}");
         for bad in
             ["", ".", "12", "12.", ".61", "x.61", "-1.61", "12.6", "12.6G", "12.6A", "1234567890123456.61"]
         {
