@@ -1,17 +1,62 @@
 //! The cluster that was asked for, and the few things that every command asks of it.
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{DeleteParams, DynamicObject, ListParams};
+use kube::api::{DeleteParams, DynamicObject, ListParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::core::{ApiResource, GroupVersionKind};
 use kube::{Api, Client, Config, ResourceExt};
+use operator::api::stored::Stored;
 use operator::api::v1alpha1::JobQueue;
 use operator::controller::QUEUE_LABEL;
 
 use crate::cli::{Target, Which};
 use crate::error::Error;
+use crate::guests::{Arrival, Guests};
+use crate::table::whole;
+
+/// Queues that were listed.
+#[derive(Debug, Default)]
+pub struct Listing {
+    /// By namespace and name.
+    pub queues: Vec<JobQueue>,
+    /// Those that this version cannot read, with why: a newer operator knows more words. They hide no other.
+    pub unreadable: Vec<(JobQueue, Error)>,
+}
+
+impl Listing {
+    /// Those that can be read; of the others it is said that they are there.
+    pub fn tell(self) -> Vec<JobQueue> {
+        for (_, error) in &self.unreadable {
+            eprintln!("Warning: {}", whole(&error.to_string()));
+        }
+        self.queues
+    }
+
+    fn of(stored: impl IntoIterator<Item = Stored>) -> Self {
+        let mut listing = Self::default();
+        for one in stored {
+            match readable(one) {
+                Ok(queue) => listing.queues.push(queue),
+                Err(unreadable) => listing.unreadable.push(*unreadable),
+            }
+        }
+        listing.queues.sort_by_key(|queue| (queue.namespace(), queue.name_any()));
+        listing
+    }
+}
+
+/// A queue, or what is known of it and why that is not all: pure.
+fn readable(stored: Stored) -> Result<JobQueue, Box<(JobQueue, Error)>> {
+    let Stored { queue, unreadable } = stored;
+    let Some(why) = unreadable else { return Ok(queue) };
+    let error = Error::Failed(format!(
+        "this version cannot read jobqueue {} in namespace {} ({why}); kubectl jobqueue --version compares the versions",
+        queue.name_any(),
+        queue.namespace().unwrap_or_default()
+    ));
+    Err(Box::new((queue, error)))
+}
 
 /// A conversation with the cluster.
 #[derive(Clone)]
@@ -22,7 +67,7 @@ pub struct Cluster {
     pub namespace: String,
     bound: Option<Duration>,
     /// Pods that were made and must be deleted before this process ends.
-    guests: Arc<Mutex<Vec<(String, String)>>>,
+    guests: Guests,
 }
 
 impl std::fmt::Debug for Cluster {
@@ -54,7 +99,7 @@ impl Cluster {
         config.connect_timeout = bound;
         let namespace = target.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
         let client = Client::try_from(config).map_err(|error| unusable(&error))?;
-        Ok(Self { client, namespace, bound, guests: Arc::default() })
+        Ok(Self { client, namespace, bound, guests: Guests::default() })
     }
 
     /// The same cluster, in another namespace.
@@ -63,29 +108,36 @@ impl Cluster {
         Self { namespace: namespace.into(), ..self.clone() }
     }
 
-    /// Remembers a pod that is about to be made: however this process ends, it is deleted.
-    pub fn expect_guest(&self, pod: &str) {
-        self.guests.lock().unwrap_or_else(PoisonError::into_inner).push((self.namespace.clone(), pod.into()));
+    /// Makes a pod that is deleted however this process ends. The request is a task of its own: whoever waits for it may be
+    /// called off, and what came of it is known all the same.
+    pub async fn make_guest(&self, what: &str, pod: DynamicObject) -> Result<(), Error> {
+        let told = self.guests.expect(&self.namespace, &pod.name_any());
+        let (cluster, what) = (self.clone(), what.to_owned());
+        let request = tokio::spawn(async move {
+            let pods = cluster.objects("v1", "Pod", "pods");
+            let params = PostParams::default();
+            // Should it take too long, nobody says anything: then nothing is known.
+            let answered = async {
+                let answer = pods.create(&params, &pod).await;
+                told.send_replace(Arrival::of(&answer));
+                answer
+            };
+            cluster.ask(&what, answered).await.map(drop)
+        });
+        request.await.unwrap_or_else(|error| Err(Error::Failed(format!("cannot make a pod: {error}"))))
     }
 
     /// Deletes a pod that was made, or all that are left.
     pub async fn dismiss(&self, pod: Option<&str>) {
-        let leaving: Vec<(String, String)> = {
-            let mut guests = self.guests.lock().unwrap_or_else(PoisonError::into_inner);
-            guests
-                .extract_if(.., |(namespace, name)| {
-                    pod.is_none_or(|pod| pod == name && *namespace == self.namespace)
-                })
-                .collect()
-        };
-        for (namespace, name) in leaving {
-            let pods = self.within(&namespace).objects("v1", "Pod", "pods");
-            match self.ask(&format!("delete pod {name}"), pods.delete(&name, &DeleteParams::default())).await
-            {
-                Ok(_) | Err(Error::NotFound(_)) => {}
-                Err(error) => eprintln!("Warning: {error}; kubectl -n {namespace} delete pod {name}"),
-            }
-        }
+        let which = pod.map(|pod| (self.namespace.as_str(), pod));
+        let delete = async |namespace: &str, pod: &str| self.within(namespace).delete_pod(pod).await;
+        self.guests.dismiss(which, delete).await;
+    }
+
+    /// Deletes a pod.
+    pub async fn delete_pod(&self, pod: &str) -> Result<(), Error> {
+        let pods = self.objects("v1", "Pod", "pods");
+        self.ask(&format!("delete pod {pod}"), pods.delete(pod, &DeleteParams::default())).await.map(drop)
     }
 
     /// One request, in bounded time. `what` reads like `get jobqueue hello`.
@@ -113,9 +165,9 @@ impl Cluster {
 
     /// One queue, which must be there.
     pub async fn queue(&self, name: &str) -> Result<JobQueue, Error> {
-        let queues = self.queues();
+        let queues: Api<Stored> = Api::namespaced(self.client.clone(), &self.namespace);
         let found = self.ask(&format!("get jobqueue {name}"), queues.get(name)).await;
-        found.map_err(|error| match error {
+        found.and_then(|found| readable(found).map_err(|unreadable| unreadable.1)).map_err(|error| match error {
             Error::NotFound(said) if said.contains("not found") => Error::NotFound(format!(
                 "there is no JobQueue {name} in namespace {}; kubectl jobqueue list -A shows those there are",
                 self.namespace
@@ -124,31 +176,33 @@ impl Cluster {
         })
     }
 
-    /// The queues that were asked for, by namespace and name.
-    pub async fn select(&self, which: &Which) -> Result<Vec<JobQueue>, Error> {
-        if let Some(name) = &which.name {
-            if which.all_namespaces {
-                let all = self.list(true, None).await?;
-                let found: Vec<JobQueue> =
-                    all.into_iter().filter(|queue| queue.name_any() == *name).collect();
-                if found.is_empty() {
-                    return Err(Error::NotFound(format!("there is no JobQueue {name} in any namespace")));
-                }
-                return Ok(found);
-            }
-            return Ok(vec![self.queue(name).await?]);
+    /// The queues that were asked for.
+    pub async fn select(&self, which: &Which) -> Result<Listing, Error> {
+        let Some(name) = &which.name else {
+            return self.list(which.all_namespaces, which.selector.as_deref()).await;
+        };
+        if !which.all_namespaces {
+            return Ok(Listing { queues: vec![self.queue(name).await?], unreadable: vec![] });
         }
-        self.list(which.all_namespaces, which.selector.as_deref()).await
+        let mut found = self.list(true, None).await?;
+        found.queues.retain(|queue| queue.name_any() == *name);
+        found.unreadable.retain(|(queue, _)| queue.name_any() == *name);
+        if found.queues.is_empty() && found.unreadable.is_empty() {
+            return Err(Error::NotFound(format!("there is no JobQueue {name} in any namespace")));
+        }
+        Ok(found)
     }
 
     /// The queues of the namespace, or of all.
-    pub async fn list(&self, everywhere: bool, selector: Option<&str>) -> Result<Vec<JobQueue>, Error> {
-        let api = if everywhere { Api::all(self.client.clone()) } else { self.queues() };
+    pub async fn list(&self, everywhere: bool, selector: Option<&str>) -> Result<Listing, Error> {
+        let api: Api<Stored> = if everywhere {
+            Api::all(self.client.clone())
+        } else {
+            Api::namespaced(self.client.clone(), &self.namespace)
+        };
         let what = if everywhere { "list jobqueues of all namespaces" } else { "list jobqueues" };
         let params = selector.map_or_else(ListParams::default, |labels| ListParams::default().labels(labels));
-        let mut queues = self.ask(what, api.list(&params)).await?.items;
-        queues.sort_by_key(|queue| (queue.namespace(), queue.name_any()));
-        Ok(queues)
+        Ok(Listing::of(self.ask(what, api.list(&params)).await?.items))
     }
 
     /// Pods, for what needs none of their fields: exec, logs, eviction.
@@ -199,4 +253,27 @@ pub fn resource(version: &str, kind: &str, plural: &str) -> ApiResource {
 pub fn last_seen(event: &serde_json::Value) -> Option<&str> {
     let places = ["/series/lastObservedTime", "/lastTimestamp", "/eventTime", "/metadata/creationTimestamp"];
     places.iter().find_map(|place| event.pointer(place)?.as_str())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn one_queue_that_cannot_be_read_is_named_and_hides_no_other() {
+        let stored = |name: &str, mode: &str| -> Stored {
+            serde_json::from_value(json!({
+                "apiVersion": "jobqueue.dev/v1alpha1", "kind": "JobQueue",
+                "metadata": { "name": name, "namespace": "a" }, "spec": { "scaling": { "mode": mode } },
+            }))
+            .unwrap()
+        };
+        let listing = Listing::of([stored("z", "Auto"), stored("newer", "Psychic"), stored("b", "Manual")]);
+        let names: Vec<String> = listing.queues.iter().map(ResourceExt::name_any).collect();
+        assert_eq!(names, ["b", "z"]);
+        let said = listing.unreadable[0].1.to_string();
+        assert!(said.contains("jobqueue newer in namespace a") && said.contains("Psychic"), "{said}");
+        assert_eq!(listing.unreadable[0].1.code(), 1);
+    }
 }

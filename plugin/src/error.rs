@@ -32,6 +32,13 @@ pub enum Error {
         /// What is known of it.
         why: String,
     },
+    /// A command was cut off in the middle. Every step of every command is whole, so it may be begun anew; one that would
+    /// do something twice by that says so instead.
+    #[error("{why} in the middle of the command; every job is in one place, once: run it again")]
+    CutOff {
+        /// What happened.
+        why: String,
+    },
     /// Ctrl-C.
     #[error("interrupted")]
     Interrupted,
@@ -53,7 +60,7 @@ impl Error {
             Self::Usage(_) => 2,
             Self::NotFound(_) => 3,
             Self::Forbidden(_) => 4,
-            Self::Unreachable(_) | Self::PodGone { .. } => 5,
+            Self::Unreachable(_) | Self::PodGone { .. } | Self::CutOff { .. } => 5,
             Self::Interrupted => INTERRUPTED,
             Self::Remote { code, .. } => *code,
         }
@@ -65,6 +72,10 @@ impl Error {
             kube::Error::Api(status) => Self::refused(what, &status),
             kube::Error::Auth(error) => Self::Forbidden(format!(
                 "cannot {what}: the credentials of the kubeconfig cannot be used: {error}"
+            )),
+            kube::Error::SerdeError(error) => Self::Failed(format!(
+                "cannot {what}: the cluster answered what this version does not understand ({error}); \
+                 kubectl jobqueue --version compares the versions"
             )),
             other => Self::Unreachable(format!(
                 "cannot {what}: the cluster does not answer: {}; check --context and --kubeconfig",
@@ -123,6 +134,17 @@ mod tests {
         for (code, exit) in codes {
             assert_eq!(answered(code, "no").code(), exit, "{code}");
         }
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_not_called_unreachable() {
+        let unread = serde_json::from_str::<u8>("{}").unwrap_err();
+        let error = Error::of("list jobqueues", kube::Error::SerdeError(unread));
+        assert_eq!(error.code(), 1);
+        assert!(
+            error.to_string().contains("does not understand") && error.to_string().contains("--version"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -60,8 +60,10 @@ pub enum Overlay {
     None,
     /// The keys.
     Help,
-    /// Shall the selected queue be paused (or resumed)?
+    /// Shall a queue be paused (or resumed)?
     Confirm {
+        /// Which: the selected one when it was asked, whatever is selected when it is answered.
+        queue: Key,
         /// Pause, else resume.
         pause: bool,
     },
@@ -96,6 +98,15 @@ pub struct Decision {
     pub text: String,
 }
 
+/// What came of a look at all queues.
+#[derive(Debug)]
+pub enum Looked {
+    /// Their figures, and what there is to say of those that are missing.
+    At(Vec<Figures>, Option<String>),
+    /// Nothing, because.
+    Not(String),
+}
+
 /// Everything that is shown.
 #[derive(Debug, Clone, Default)]
 pub struct Model {
@@ -119,7 +130,7 @@ pub struct Model {
     pub decisions: Vec<Decision>,
     /// What lies over the view.
     pub overlay: Overlay,
-    /// Why the queues could not be looked at the last time.
+    /// Why the queues, or some, could not be looked at the last time.
     pub outdated: Option<String>,
     /// What was done last.
     pub message: Option<String>,
@@ -142,14 +153,14 @@ impl Model {
         self.outdated.as_deref().or(self.message.as_deref())
     }
 
-    /// New figures of all queues, or why there are none.
-    pub fn looked(&mut self, queues: Result<Vec<Figures>, String>) {
-        match queues {
-            Ok(queues) => {
-                self.outdated = None;
+    /// What came of a look at all queues.
+    pub fn looked(&mut self, looked: Looked) {
+        match looked {
+            Looked::At(queues, missing) => {
+                self.outdated = missing;
                 self.heard_queues(queues);
             }
-            Err(why) => self.outdated = Some(why),
+            Looked::Not(why) => self.outdated = Some(why),
         }
     }
 
@@ -236,8 +247,8 @@ impl Model {
         match std::mem::take(&mut self.overlay) {
             Overlay::None => self.press_plain(pressed.code),
             Overlay::Help => None,
-            Overlay::Confirm { pause } => match pressed.code {
-                KeyCode::Char('y') | KeyCode::Enter => Some(Wish::Pause(self.selected.clone()?, pause)),
+            Overlay::Confirm { queue, pause } => match pressed.code {
+                KeyCode::Char('y') | KeyCode::Enter => Some(Wish::Pause(queue, pause)),
                 _ => {
                     self.message = Some("Nothing was changed".into());
                     None
@@ -278,8 +289,8 @@ impl Model {
             KeyCode::Home | KeyCode::Char('g') => self.select(self.queues.first().map(key)),
             KeyCode::End | KeyCode::Char('G') => self.select(self.queues.last().map(key)),
             KeyCode::Char('p') => {
-                let pause = !self.current()?.paused;
-                self.overlay = Overlay::Confirm { pause };
+                let current = self.current()?;
+                self.overlay = Overlay::Confirm { queue: key(current), pause: !current.paused };
             }
             KeyCode::Char('d') => {
                 let queue = self.selected.clone()?;
@@ -343,6 +354,16 @@ mod tests {
     }
 
     #[test]
+    fn a_yes_is_about_the_queue_that_was_asked_about_though_it_is_gone_by_then() {
+        let mut model = model();
+        press(&mut model, 'j');
+        press(&mut model, 'p');
+        model.heard_queues(vec![queue("x", 1), queue("z", 20)]);
+        assert_eq!(model.current().unwrap().name, "x");
+        assert_eq!(press(&mut model, 'y'), Some(Wish::Pause(("a".into(), "y".into()), true)));
+    }
+
+    #[test]
     fn dead_letters_are_asked_for_and_scrolled() {
         let mut model = model();
         let queue: Key = ("a".into(), "x".into());
@@ -360,9 +381,11 @@ mod tests {
     fn what_kept_the_queues_from_being_looked_at_is_said_until_they_are() {
         let mut model = model();
         model.message = Some("x paused".into());
-        model.looked(Err("the cluster does not answer".into()));
+        model.looked(Looked::Not("the cluster does not answer".into()));
         assert_eq!((model.remark(), model.queues.len()), (Some("the cluster does not answer"), 3));
-        model.looked(Ok(vec![queue("x", 1)]));
+        model.looked(Looked::At(vec![queue("x", 1)], Some("y cannot be read".into())));
+        assert_eq!((model.remark(), model.queues.len()), (Some("y cannot be read"), 1));
+        model.looked(Looked::At(vec![queue("x", 1)], None));
         assert_eq!((model.remark(), model.queues.len()), (Some("x paused"), 1));
     }
 
