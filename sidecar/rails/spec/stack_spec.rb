@@ -116,6 +116,33 @@ RSpec.describe "The stack of the example", :worker do
     expect([Sidekiq::RetrySet.new.size, Sidekiq::DeadSet.new.size]).to eq([0, 0])
   end
 
+  it "stops a job that outlasts the drain before another application begins it" do
+    noting = { RUBYOPT: "-W0 -r#{File.expand_path("support/classes/long_job.rb", __dir__)}" }
+    url = Struct.new(:url).new(@stack.redis_url)
+    other = Sidecar.new(url, **noting)
+    %w[worker app].each { |name| @stack[name].stop }
+    @stack.start("app", **noting)
+    other.ready
+    start_worker(WORKER_DRAIN_TIMEOUT: "1s")
+    push("LongJob", 3)
+    eventually("it begins") { notes.include?("began") }
+    draining = @stack["worker"]
+    draining.signal(:TERM)
+    start_worker(WORKER_HANDLER_HTTP_URL: "http://127.0.0.1:#{other.port}", WORKER_HANDLER_HTTP_TOKEN_FILE: nil,
+                 OBSERVABILITY_METRICS_PORT: "0")
+    eventually("it ran to its end", timeout: 30) { notes.include?("made") }
+    # One after the other; left alone, the first would have gone on beside the second.
+    expect(notes.grep(/began|made|ended/)).to eq(%w[began ended began made ended])
+    expect(draining.wait.exitstatus).to eq(0)
+    expect([Sidekiq::RetrySet.new.size, Sidekiq::DeadSet.new.size]).to eq([0, 0])
+  ensure
+    draining&.stop
+    %w[worker app].each { |name| @stack[name].stop }
+    other&.stop
+    @stack.start("app")
+    start_worker
+  end
+
   it "has the block and the death handlers of a job that is given up without an answer" do
     @stack["worker"].stop
     start_worker(WORKER_HANDLER_HTTP_TIMEOUT: "2s")

@@ -101,6 +101,41 @@ async fn the_end_of_a_job_is_told_beside_where_jobs_are_posted() {
 }
 
 #[tokio::test]
+async fn a_program_that_stops_jobs_is_asked_until_none_of_them_runs() {
+    let (listener, settings) = listener().await;
+    let http = Http::new(&HttpSettings { interrupts: true, ..settings.clone() }).unwrap();
+    let server = async {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        for running in [2, 1, 0] {
+            let (head, body) = request(&mut stream).await.unwrap();
+            assert!(head.starts_with("post /jobs/interrupt http/1.1"), "{head}");
+            assert_eq!(body, r#"{"jids":["j-1"],"gently":false}"#);
+            let body = format!(r#"{{"status":"success","running":{running}}}"#);
+            stream.write_all(answer("200 OK", "", &body).as_bytes()).await.unwrap();
+        }
+    };
+    let jobs = [Arc::new(job(JOB))];
+    assert!(tokio::join!(http.stop(&jobs), server).0);
+    assert!(!http.stop(&[]).await, "nobody is asked about no jobs");
+    assert!(!Http::new(&settings).unwrap().stop(&jobs).await, "nor who does not know how");
+}
+
+#[tokio::test]
+async fn a_program_that_knows_no_way_to_stop_jobs_is_asked_once() {
+    for response in [answer("404 Not Found", "", "{\"running\":1}"), answer("200 OK", "", "ok")] {
+        let (listener, settings) = listener().await;
+        let http = Http::new(&HttpSettings { interrupts: true, ..settings }).unwrap();
+        let server = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            request(&mut stream).await.unwrap();
+            stream.write_all(response.as_bytes()).await.unwrap();
+        };
+        let jobs = [Arc::new(job(JOB))];
+        assert!(!tokio::join!(http.stop(&jobs), server).0);
+    }
+}
+
+#[tokio::test]
 async fn a_job_goes_over_a_unix_socket() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("app.sock");
