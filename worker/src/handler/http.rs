@@ -78,7 +78,7 @@ pub struct HttpSettings {
     pub token_file: Option<PathBuf>,
     /// Holds a key to sign requests with. Read again while running.
     pub hmac_key_file: Option<PathBuf>,
-    /// Trust these authorities instead of the system's.
+    /// Trust these authorities instead of the system's. The files of TLS are read again while running.
     pub ca_file: Option<PathBuf>,
     /// Our certificate, for a peer that asks for one; needs `key_file`.
     pub cert_file: Option<PathBuf>,
@@ -145,6 +145,25 @@ pub enum HttpError {
     /// Anything else that keeps a client from being made.
     #[error("worker.handler.http: {0}")]
     Client(String),
+}
+
+impl HttpError {
+    /// The key whose value is wrong, for a log line.
+    fn key(&self) -> &'static str {
+        match self {
+            Self::Url { .. } => "url",
+            Self::File { key, .. } | Self::Content { key, .. } => key,
+            Self::Client(_) => "http",
+        }
+    }
+
+    /// Why, without the path, which no log line names.
+    fn reason(&self) -> String {
+        match self {
+            Self::Url { rule, .. } | Self::Content { rule, .. } | Self::Client(rule) => rule.clone(),
+            Self::File { source, .. } => source.to_string(),
+        }
+    }
 }
 
 /// The handler that posts jobs.

@@ -561,6 +561,31 @@ impl Pki {
 }
 
 #[tokio::test]
+async fn certificates_that_were_replaced_are_used_for_the_next_connection() {
+    let (pki, next) = (Pki::new(), Pki::new());
+    let (listener, settings) = listener().await;
+    let url = settings.url.replace("http://127.0.0.1", "https://localhost");
+    let file = |name| Some(pki.file(name));
+    let settings =
+        HttpSettings { url, ca_file: file("ca"), cert_file: file("cert"), key_file: file("key"), ..settings };
+    let mut http = Http::new(&settings).unwrap();
+    http.connections.read_certificates_always();
+    let replace = |name: &str| std::fs::copy(next.file(name), pki.file(name)).unwrap();
+    let accepted = async |pki: &Pki| pki.acceptor.accept(listener.accept().await.unwrap().0).await;
+
+    // Of what is just being replaced the old is kept: a certificate without its key is of no use.
+    replace("cert");
+    let (outcome, _) = tokio::join!(post(&http), async { serve_one(accepted(&pki).await.unwrap()).await });
+    assert_eq!(outcome, Outcome::Done);
+
+    replace("ca");
+    replace("key");
+    http.connections.keep_for = Duration::ZERO;
+    let (outcome, _) = tokio::join!(post(&http), async { serve_one(accepted(&next).await.unwrap()).await });
+    assert_eq!(outcome, Outcome::Done);
+}
+
+#[tokio::test]
 async fn both_sides_prove_who_they_are() {
     let pki = Pki::new();
     let (listener, settings) = listener().await;
