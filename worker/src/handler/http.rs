@@ -61,6 +61,7 @@ const LAST_ATTEMPT: HeaderName = HeaderName::from_static("x-job-last-attempt");
 const JOB_TIMEOUT: HeaderName = HeaderName::from_static("x-job-timeout");
 const TIMESTAMP: HeaderName = HeaderName::from_static("x-jobqueue-timestamp");
 const SIGNATURE: HeaderName = HeaderName::from_static("x-jobqueue-signature");
+const HEADERS_SIGNATURE: HeaderName = HeaderName::from_static("x-jobqueue-headers-signature");
 
 /// `worker.handler.http`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -348,10 +349,15 @@ impl Http {
         if let Some(key) = &self.hmac_key {
             let key = key.read().await.map_err(|error| format!("hmac_key_file: {error}"))?;
             let timestamp = Timestamp::now().as_second();
-            let signature = HeaderValue::from_str(&sign(&key, timestamp, path, &job.raw)?)
-                .map_err(|error| format!("hmac_key_file: {error}"))?;
+            let signature = sign(&key, &[format!("{timestamp}.{path}.").as_bytes(), &job.raw])?;
+            // What a job's headers decide is signed with it, in a header of its own: who knows only the other
+            // signature finds it as it was.
+            let word = |name| headers.get(&name).map_or(&b""[..], HeaderValue::as_bytes);
+            let parts = [signature.as_bytes(), b".", word(LAST_ATTEMPT), b".", word(JOB_TIMEOUT)];
+            let of_headers = sign(&key, &parts)?;
             headers.insert(TIMESTAMP, HeaderValue::from(timestamp));
             headers.insert(SIGNATURE, signature);
+            headers.insert(HEADERS_SIGNATURE, of_headers);
         }
         Ok(headers)
     }
@@ -485,18 +491,17 @@ fn first_line(tokens: &[u8]) -> &[u8] {
     lines.find(|line| !line.is_empty()).unwrap_or_default()
 }
 
-/// `sha256=` and the hex of HMAC-SHA256 over the Unix time, the path (with its query) and the body, with dots between:
-/// a recorded request can be replayed neither later nor elsewhere (a job's end as a job).
-fn sign(key: &[u8], timestamp: i64, path: &hyper::Uri, body: &[u8]) -> Result<String, String> {
+/// `sha256=` and the hex of HMAC-SHA256 over these parts. Of a request they are the Unix time, the path (with its query)
+/// and the body, with dots between: a recorded one can be replayed neither later nor elsewhere (a job's end as a job).
+fn sign(key: &[u8], parts: &[&[u8]]) -> Result<HeaderValue, String> {
     let mut mac = Hmac::<Sha256>::new_from_slice(key).map_err(|error| format!("hmac_key_file: {error}"))?;
-    mac.update(format!("{timestamp}.{path}.").as_bytes());
-    mac.update(body);
+    parts.iter().for_each(|part| mac.update(part));
     let mut signature = String::from("sha256=");
     for byte in mac.finalize().into_bytes() {
         // Writing to a string cannot fail.
         let _ = write!(signature, "{byte:02x}");
     }
-    Ok(signature)
+    HeaderValue::from_str(&signature).map_err(|error| format!("hmac_key_file: {error}"))
 }
 
 /// The body up to [`ANSWER_MAX`], and whether that is all of it.

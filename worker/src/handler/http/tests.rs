@@ -471,7 +471,7 @@ async fn a_secret_is_read_again_when_old_and_kept_while_its_file_is_away() {
 fn the_signature_covers_time_path_and_body() {
     // printf '1700000000./jobs/execute?a=1.{"id":"1"}' | openssl dgst -sha256 -hmac key
     assert_eq!(
-        sign(b"key", 1_700_000_000, &"/jobs/execute?a=1".parse().unwrap(), br#"{"id":"1"}"#).unwrap(),
+        sign(b"key", &[&b"1700000000./jobs/execute?a=1."[..], br#"{"id":"1"}"#]).unwrap(),
         "sha256=a1b24ff74bdc140dbae87759bf6507625139f5ffb819c455d3e5059fb0361a94"
     );
 }
@@ -484,12 +484,17 @@ async fn a_request_is_signed_as_it_is_sent() {
     let (listener, settings) = listener().await;
     let http = Http::new(&HttpSettings { hmac_key_file: Some(key), ..settings }).unwrap();
     let server = async { serve_one(listener.accept().await.unwrap().0).await };
-    let (outcome, (head, body)) = tokio::join!(post(&http), server);
+    let (job, call) = (job(JOB), Call { last_attempt: Some(true), ..Call::default() });
+    let (outcome, (head, body)) = tokio::join!(http.handle(&job, &call), server);
     assert_eq!(outcome, Outcome::Done);
     let header = |name: &str| head.lines().find_map(|line| line.strip_prefix(name)).unwrap();
-    let timestamp = header("x-jobqueue-timestamp: ").parse().unwrap();
-    let expected = sign(b"k3y", timestamp, &"/jobs/execute".parse().unwrap(), body.as_bytes()).unwrap();
-    assert_eq!(header("x-jobqueue-signature: "), expected);
+    let timestamp = header("x-jobqueue-timestamp: ");
+    let signed = |text: String| sign(b"k3y", &[text.as_bytes()]).unwrap();
+    let signature = header("x-jobqueue-signature: ");
+    assert_eq!(signature, signed(format!("{timestamp}./jobs/execute.{body}")));
+    // And what decides about the job beside its body.
+    let words = format!("{}.{}", header("x-job-last-attempt: "), header("x-job-timeout: "));
+    assert_eq!(header("x-jobqueue-headers-signature: "), signed(format!("{signature}.{words}")));
 }
 
 #[test]
