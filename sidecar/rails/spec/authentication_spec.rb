@@ -141,6 +141,11 @@ RSpec.describe Jobqueue::Sidecar::Authentication do
   end
 
   describe Jobqueue::Sidecar::Secret do
+    it "has the bytes of a key that the worker signs with, whatever they are" do
+      key = "\0\v\xffk\0y\v\0".b
+      expect(described_class.new(file("secret", " \t\r\n\f#{key}\f\n".b)).candidates).to eq([key])
+    end
+
     it "sees a replaced file, and keeps what it knew while the file is away" do
       time = 0
       path = file("secret", "first")

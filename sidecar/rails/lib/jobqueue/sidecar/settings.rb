@@ -1,5 +1,7 @@
 # frozen_string_literal: true
 
+require "jobqueue/sidecar/secret"
+
 module Jobqueue
   module Sidecar
     # Everything that can be set, read once from the environment. All problems are told at once.
@@ -76,7 +78,7 @@ module Jobqueue
         { "JOBQUEUE_TOKEN_FILE" => token_file, "JOBQUEUE_HMAC_KEY_FILE" => hmac_key_file }.each do |name, path|
           next if path.nil?
 
-          @problems << "#{name}: #{path.inspect}: the file is empty" if File.binread(path).strip.empty?
+          @problems << "#{name}: #{path.inspect}: the file is empty" if Secret.bare(File.binread(path)).empty?
         rescue SystemCallError => e
           @problems << "#{name}: #{path.inspect}: #{e.message.sub(/ @ .*/, "")}"
         end
