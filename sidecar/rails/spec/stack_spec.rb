@@ -56,6 +56,18 @@ RSpec.describe "The stack of the example", :worker do
     eventually("both are counted", timeout: 30) { Sidekiq::Stats.new.processed >= processed + 2 }
   end
 
+  it "has health checks that know a service that is well from one that is not" do
+    expect(%w[web app worker].map { |name| [name, @stack.healthy?(name)] }).to eq([["web", true], ["app", true], ["worker", true]])
+    @stack["app"].signal(:STOP)
+    expect(@stack.healthy?("app")).to be(false)
+    @stack["app"].signal(:CONT)
+    @stack["worker"].stop
+    expect(@stack.healthy?("worker")).to be(false)
+  ensure
+    @stack["app"].signal(:CONT)
+    start_worker if @stack["worker"].ended?
+  end
+
   it "hands arguments over as they were sent" do
     args = [12_345_678_901_234_567_890_123, 1e-300, 0.1, -0.0, { "ü" => [[[]], {}, nil, true] }, "😀\u0000\n\"", "x" * 900_000]
     push("ThumbnailJob", "args", 0, *args)

@@ -10,25 +10,27 @@ require "jobqueue/sidecar/memory"
 require "jobqueue/sidecar/runs"
 require "jobqueue/sidecar/sidekiq_runtime"
 require "jobqueue/sidecar/verdict"
+require "jobqueue/sidecar/watchdog"
 
 module Jobqueue
   module Sidecar
-    # The Rack application: POST /jobs/execute, POST /jobs/death, GET /health. README.md has the contract.
+    # The Rack application: POST /jobs/execute, POST /jobs/death, POST /jobs/interrupt, GET /health. README.md has the contract.
     class App
       # Seconds until a slot may be free: the least that the header can say.
       RETRY_SOON = "1"
       # Header values go into log lines.
       PRINTABLE = /\A[\x21-\x7e]{1,128}\z/.freeze
 
-      attr_reader :gate
+      attr_reader :gate, :watchdog
 
-      # `stop` ends this process gracefully; it is called when the memory limit is passed.
+      # `stop` ends this process gracefully; it is called when the memory limit is passed, and when no slot does any work.
       def initialize(settings, sidekiq: SidekiqRuntime.new, memory: Memory.method(:resident),
                      stop: -> { Process.kill(:TERM, Process.pid) })
         @settings = settings
         @sidekiq = sidekiq
         @authentication = Authentication.new(settings)
         @gate = Gate.new(settings.concurrency, interrupt: sidekiq.shutdown)
+        @watchdog = Watchdog.new(@gate, sidekiq: sidekiq, patience: settings.stuck_timeout, stop: stop)
         @runs = Runs.new
         @memory = memory
         @stop = stop

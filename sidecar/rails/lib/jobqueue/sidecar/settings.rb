@@ -12,7 +12,7 @@ module Jobqueue
       LOOPBACK_BIND = %r{\A(?:unix://|\w+://(?:127\.\d+\.\d+\.\d+|\[::1\]|localhost)(?::|/|\?|\z))}.freeze
 
       attr_reader :bind, :concurrency, :stop_timeout, :max_body_bytes, :memory_limit_bytes, :memory_drain_timeout,
-                  :clock_skew, :token_file, :hmac_key_file
+                  :clock_skew, :token_file, :hmac_key_file, :stuck_timeout, :log_format
 
       def initialize(env = ENV)
         @env = env
@@ -29,6 +29,10 @@ module Jobqueue
         @clock_skew = integer("JOBQUEUE_CLOCK_SKEW", 300, 1..86_400)
         @token_file = text("JOBQUEUE_TOKEN_FILE")
         @hmac_key_file = text("JOBQUEUE_HMAC_KEY_FILE")
+        # Longer than a probe takes to act: where there is one, it comes first.
+        seconds = integer("JOBQUEUE_STUCK_TIMEOUT", 60, 0..86_400)
+        @stuck_timeout = seconds.zero? ? nil : seconds
+        @log_format = word("JOBQUEUE_LOG_FORMAT", %w[text json])
         secret_files_hold_something
         strangers_are_refused
         raise Error, @problems.join("\n") unless @problems.empty?
@@ -59,6 +63,13 @@ module Jobqueue
 
         @problems << "#{name}: #{value.inspect}: must be an integer from #{range.min} to #{range.max}"
         default
+      end
+
+      # One of `words`, the first of which is the default.
+      def word(name, words)
+        value = text(name) || words.first
+        @problems << "#{name}: #{value.inspect}: must be #{words.join(" or ")}" unless words.include?(value)
+        value
       end
 
       # Jobs are code: whoever may post one may run it. That others can connect has to be meant.
