@@ -83,6 +83,12 @@ pub enum Command {
         /// Where to.
         path: PathBuf,
     },
+    /// Ask the worker on this machine how it is: ends with 0 when it is well. For health checks of containers.
+    Health {
+        /// Whether it takes jobs, rather than whether it lives.
+        #[arg(long)]
+        ready: bool,
+    },
     /// Do nothing until told to stop: keeps a pod open for commands that run in it.
     Wait,
     /// Print a completion script for a shell.

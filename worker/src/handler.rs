@@ -97,6 +97,24 @@ impl Handler {
         }
     }
 
+    /// Has whoever runs these jobs stop them, where that takes more than to drop their futures, and waits until it has.
+    /// Answers whether it did: then their futures end by themselves, with what became of them. It has no bound of its
+    /// own; the caller's is how long it can wait.
+    pub async fn stop(&self, jobs: &[Arc<Job>]) -> bool {
+        match self {
+            Self::Http(http) => Box::pin(http.stop(jobs)).await,
+            // Of protocol async, whose applications know no such request.
+            Self::ByType(_) | Self::Simulate(_) | Self::Command(_) | Self::Function(_) => false,
+        }
+    }
+
+    /// Lets these jobs know that they will be stopped, where they can look: who ends at a good place need not be.
+    pub async fn warn(&self, jobs: &[Arc<Job>]) {
+        if let Self::Http(http) = self {
+            Box::pin(http.warn(jobs)).await;
+        }
+    }
+
     /// Whether jobs are posted to a program that may die by itself.
     pub fn posts(&self) -> bool {
         match self {

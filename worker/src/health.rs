@@ -3,7 +3,10 @@
 //! first that a scale-in deletes, and a Redis outage must not decide who that is.
 use std::{
     collections::{BTreeMap, BTreeSet},
+    io::{Read as _, Write as _},
+    net::{Ipv4Addr, TcpStream},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 use serde::Serialize;
@@ -53,6 +56,44 @@ pub struct Report {
     pub waiting_for: Vec<&'static str>,
     /// For people: these do not change the status.
     pub dependencies: BTreeMap<&'static str, Dependency>,
+}
+
+/// A worker that takes longer to answer is not well.
+const ANSWER: Duration = Duration::from_secs(3);
+
+/// Why a worker is not well.
+#[derive(Debug, thiserror::Error)]
+pub enum Unwell {
+    /// Nobody knows where it listens.
+    #[error("observability.metrics_port = 0: any port may have been taken; set one")]
+    AnyPort,
+    /// It does not answer.
+    #[error("no answer at 127.0.0.1:{0}: {1}")]
+    Silent(u16, std::io::Error),
+    /// It says so.
+    #[error("{0} answered {1}")]
+    Says(&'static str, String),
+}
+
+/// Asks the worker whose probes are served at this port of this machine; `path` is one of them.
+pub fn ask(port: u16, path: &'static str) -> Result<(), Unwell> {
+    if port == 0 {
+        return Err(Unwell::AnyPort);
+    }
+    let said = exchange(port, path).map_err(|error| Unwell::Silent(port, error))?;
+    let (head, body) = said.split_once("\r\n\r\n").unwrap_or((&said, ""));
+    let status = head.lines().next().unwrap_or_default().split_once(' ').map_or("nothing", |line| line.1);
+    if status.starts_with("200") { Ok(()) } else { Err(Unwell::Says(path, format!("{status} {body}"))) }
+}
+
+fn exchange(port: u16, path: &str) -> std::io::Result<String> {
+    let mut socket = TcpStream::connect_timeout(&(Ipv4Addr::LOCALHOST, port).into(), ANSWER)?;
+    socket.set_read_timeout(Some(ANSWER))?;
+    socket.set_write_timeout(Some(ANSWER))?;
+    write!(socket, "GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")?;
+    let mut said = String::new();
+    socket.read_to_string(&mut said)?;
+    Ok(said)
 }
 
 impl Readiness {

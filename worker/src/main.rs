@@ -54,6 +54,16 @@ fn main() -> ExitCode {
         loaded.notes.iter().for_each(|note| eprintln!("{note}"));
         return ExitCode::SUCCESS;
     }
+    if let Some(Command::Health { ready }) = cli.command {
+        let path = if ready { "/readyz" } else { "/healthz" };
+        return match worker::health::ask(loaded.config.observability.metrics_port, path) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("{error}");
+                ExitCode::FAILURE
+            }
+        };
+    }
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {

@@ -162,6 +162,22 @@ mod tests {
         assert!(body.contains("# TYPE jobs_produced_total counter") && body.contains("tokio_tasks_alive"));
     }
 
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn a_health_check_asks_as_a_probe_does() {
+        let server = start().await;
+        let ask = |path| tokio::task::block_in_place(|| crate::health::ask(server.port, path));
+        assert!(ask("/healthz").is_ok());
+        let waiting = ask("/readyz").unwrap_err().to_string();
+        assert!(waiting.starts_with("/readyz answered 503") && waiting.contains(FIRST_LANE), "{waiting}");
+        server.readiness.reached(FIRST_LANE);
+        assert!(ask("/readyz").is_ok());
+        server.task.abort();
+        assert!(server.task.await.is_err());
+        let silent = tokio::task::block_in_place(|| crate::health::ask(server.port, "/healthz")).unwrap_err();
+        assert!(silent.to_string().starts_with("no answer at 127.0.0.1:"), "{silent}");
+        assert!(crate::health::ask(0, "/healthz").unwrap_err().to_string().contains("metrics_port = 0"));
+    }
+
     #[tokio::test]
     async fn health_is_an_alias_of_healthz() {
         let server = start().await;

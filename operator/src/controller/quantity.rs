@@ -23,6 +23,13 @@ pub fn are_satisfied(desired: &Value, live: &Value) -> bool {
     desired.iter().all(|(resource, amount)| live.get(resource).is_some_and(|live| is_same(amount, live)))
 }
 
+/// An amount of memory in bytes; `None` for what is none, and for more than any machine has.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "its bounds are looked at")]
+pub fn bytes(value: &Value) -> Option<u64> {
+    let bytes = amount(value)? / 1e3;
+    (1.0..1e15).contains(&bytes).then_some(bytes as u64)
+}
+
 fn is_same(one: &Value, other: &Value) -> bool {
     // What cannot be read is compared as it stands.
     one == other || amount(one).zip(amount(other)).is_some_and(|(one, other)| close(one, other))
@@ -64,6 +71,16 @@ mod tests {
             (json!("2e3"), json!("2k")),
         ] {
             assert!(is_same(&one, &other) && is_same(&other, &one), "{one} {other}");
+        }
+    }
+
+    #[test]
+    fn an_amount_of_memory_has_bytes() {
+        assert_eq!(bytes(&json!("256Mi")), Some(256 << 20));
+        assert_eq!(bytes(&json!("1G")), Some(1_000_000_000));
+        assert_eq!(bytes(&json!(1024)), Some(1024));
+        for none in [json!("much"), json!("0"), json!("-1Gi"), json!("1000P"), json!(null)] {
+            assert_eq!(bytes(&none), None, "{none}");
         }
     }
 

@@ -276,6 +276,26 @@ RSpec.describe Jobqueue::Sidecar::App do
       expect(Events.to_a.map(&:first)).not_to include(:died, :exhausted, :reported_error)
     end
 
+    it "stops the jobs that the worker gives back, and says when they have ended" do
+      threads = %w[a b].map { |jid| running(jid: jid) }
+      order = ->(*jids) { JSON.parse(post({ jids: jids }, path: "/jobs/interrupt").body) }
+      expect(order["a", "gone"]).to include("status" => "success", "running" => be_between(0, 1))
+      expect(JSON.parse(threads.first.value.body)).to include("interrupted" => true)
+      expect(order["a"]).to include("running" => 0)
+      again = post(job("Echo", jid: "a"))
+      expect([again.status, again.headers["retry-after"]]).to eq([503, "1"])
+      Waits::GO << true
+      expect(JSON.parse(threads.last.value.body)).to include("status" => "success")
+      expect(happened(:interrupted).size).to eq(1)
+    end
+
+    it "takes an order to stop from nobody else, and only as it is meant" do
+      post = ->(body, address) { web.post("/jobs/interrupt", :input => body, "REMOTE_ADDR" => address).status }
+      expect([post['{"jids":["a"]}', "10.0.0.7"], post['{"jids":["a"]}', "::1"]]).to eq([401, 200])
+      expect(['{"jids":"a"}', '{"jids":[1]}', "[]", "{"].map { |body| post[body, "::1"] }).to eq([400] * 4)
+      expect(web.get("/jobs/interrupt").status).to eq(405)
+    end
+
     it "never runs a job twice at once: it has to wait for its earlier run" do
       thread = running(jid: "j1", HTTP_X_JOB_TIMEOUT: "60.000")
       answer = post(job("Echo"))

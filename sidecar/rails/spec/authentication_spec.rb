@@ -88,6 +88,23 @@ RSpec.describe Jobqueue::Sidecar::Authentication do
     expect(auth.refusal(signed("k3y", body).merge("HTTP_X_JOBQUEUE_TIMESTAMP" => "1e6"), body)).to match(/no number/)
   end
 
+  it "believes the headers that decide about a job when they are signed too, and does not know them otherwise" do
+    auth = authentication(key: "other\nk3y\n")
+    headers = { "HTTP_X_JOB_LAST_ATTEMPT" => "true", "HTTP_X_JOB_TIMEOUT" => "60.000" }
+    request = signed("k3y", "{}").merge(headers)
+    digest = OpenSSL::HMAC.hexdigest("SHA256", "k3y", "#{request["HTTP_X_JOBQUEUE_SIGNATURE"]}.true.60.000")
+    whole = request.merge("HTTP_X_JOBQUEUE_HEADERS_SIGNATURE" => "sha256=#{digest}")
+    believed = whole.dup
+    expect([auth.refusal(believed, "{}"), believed.slice(*headers.keys)]).to eq([nil, headers])
+    headers.each_key do |name|
+      expect(auth.refusal(whole.merge(name => "1"), "{}")).to eq("wrong signature of the headers")
+      expect(auth.refusal(whole.except(name), "{}")).to eq("wrong signature of the headers")
+    end
+    # As workers before did it, or somebody on the way.
+    unsigned = request.dup
+    expect([auth.refusal(unsigned, "{}"), unsigned.slice(*headers.keys)]).to eq([nil, {}])
+  end
+
   it "refuses a signed request that is older or newer than the bound" do
     auth = authentication(key: "k3y")
     { 999_700 => nil, 1_000_300 => nil, 999_699 => /300 s/, 1_000_301 => /300 s/ }.each do |timestamp, refusal|
@@ -124,6 +141,11 @@ RSpec.describe Jobqueue::Sidecar::Authentication do
   end
 
   describe Jobqueue::Sidecar::Secret do
+    it "has the bytes of a key that the worker signs with, whatever they are" do
+      key = "\0\v\xffk\0y\v\0".b
+      expect(described_class.new(file("secret", " \t\r\n\f#{key}\f\n".b)).candidates).to eq([key])
+    end
+
     it "sees a replaced file, and keeps what it knew while the file is away" do
       time = 0
       path = file("secret", "first")

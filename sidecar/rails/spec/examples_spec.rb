@@ -25,6 +25,15 @@ RSpec.describe "The files of examples/rails" do
       .to eq(['spec.protocol: "sidekick" is none of files, sidekiq, async', "spec.qeues: unknown field"])
   end
 
+  it "have a Redis that refuses before it is killed, and a health check for every service" do
+    services = YAML.safe_load(File.read("#{Sidecar::ROOT}/compose.yaml"), aliases: true)["services"]
+    redis = services["redis"]
+    words = redis["command"].each_cons(2).to_h
+    limit = Integer(redis["deploy"]["resources"]["limits"]["memory"].delete_suffix("M"))
+    expect([words["--maxmemory-policy"], Integer(words["--maxmemory"].delete_suffix("mb"))]).to match(["noeviction", 1..(limit * 3 / 4)])
+    expect(services.reject { |_, service| service["healthcheck"] }.keys).to eq([])
+  end
+
   it "agree on how many jobs the application takes and the worker sends" do
     services = YAML.safe_load(File.read("#{Sidecar::ROOT}/compose.yaml"), aliases: true)["services"]
     expect(services["app"]["environment"]["JOBQUEUE_CONCURRENCY"]).to eq(services["worker"]["environment"]["WORKER_COUNT"])

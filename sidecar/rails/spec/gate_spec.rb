@@ -58,6 +58,37 @@ RSpec.describe Jobqueue::Sidecar::Gate do
     expect(gate.busy).to eq(0)
   end
 
+  it "halts the jobs that are named, each once, no other, and starts none of them for a while" do
+    time = 100.0
+    gate = described_class.new(3, interrupt: Sidekiq::Shutdown, clock: -> { time })
+    go = Queue.new
+    tidied = []
+    named = occupy(gate, name: "a") do
+      Queue.new.pop
+    ensure
+      # A second interruption would end this too.
+      tidied << go.pop
+    end
+    others = ["b", nil].map { |name| occupy(gate, name: name) { go.pop } }
+    expect([gate.halt(%w[a c]), gate.halt(%w[a c])]).to eq([1, 1])
+    3.times { go << :end }
+    expect([named.value, *others.map(&:value)]).to eq(%i[interrupted end end])
+    expect([tidied, gate.halt(%w[a])]).to eq([[:end], 0])
+    # Also one that has not begun: its request may come after the order.
+    expect(%w[a c b].map { |name| gate.run(name: name) { :ran } }).to eq(%i[halted halted ran])
+    time += described_class::HALTED_FOR
+    expect(%w[a c].map { |name| gate.run(name: name) { :ran } }).to eq(%i[ran ran])
+  end
+
+  it "asks the jobs that are named to stop at a good place, and interrupts none" do
+    go = Queue.new
+    threads = %w[a b].map { |name| occupy(gate, name: name) { go.pop && gate.stopping? } }
+    expect([gate.ask(%w[a c]), gate.stopping?]).to eq([1, false])
+    2.times { go << true }
+    expect(threads.map(&:value)).to eq([true, false])
+    expect(gate.run(name: "a") { :ran }).to eq(:ran)
+  end
+
   it "is stuck when every slot is past its deadline, and not before" do
     time = 100.0
     gate = described_class.new(2, interrupt: Sidekiq::Shutdown, clock: -> { time })

@@ -105,6 +105,22 @@ RSpec.describe "The sidecar's process" do
     FileUtils.rm_rf(directory)
   end
 
+  it "writes every line of its log as JSON where that is asked for: Sidekiq's, Rails' and Puma's" do
+    @sidecar = Sidecar.start(@redis, JOBQUEUE_LOG_FORMAT: "json")
+    report = { "job_class" => "ReportJob", "job_id" => "a", "queue_name" => "default", "arguments" => ["sales"] }
+    wrapper = "ActiveJob::QueueAdapters::SidekiqAdapter::JobWrapper"
+    @sidecar.post(job(wrapper, report, wrapped: "ReportJob"), headers: { "X-Request-Id" => "r-1" })
+    @sidecar.signal(:TERM)
+    @sidecar.wait
+    lines = @sidecar.output.lines.map { |line| JSON.parse(line) }
+    expect(lines).to all(include("ts", "pid", "lvl", "msg"))
+    expect(lines.map { |line| line["msg"] }).to include(/\APuma starting/, /Ready for 5 jobs/, /Performing ReportJob/, "start")
+    ran = lines.find { |line| line["msg"] == "start" }
+    expect(ran["ctx"]).to include("class" => "ReportJob", "jid" => "j1", "request_id" => "r-1")
+  ensure
+    @sidecar&.stop
+  end
+
   it "is asked for its health by anybody and takes jobs over loopback alone, where that is meant" do
     port = RedisServer.free_port
     @sidecar = Sidecar.start(@redis, port: port, JOBQUEUE_BIND: "tcp://0.0.0.0:#{port}", JOBQUEUE_WITHOUT_SECRET: "loopback")

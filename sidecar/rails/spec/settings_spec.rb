@@ -26,6 +26,12 @@ RSpec.describe Jobqueue::Sidecar::Settings do
       TEXT
   end
 
+  it "writes its log as text, or as JSON where that is asked for" do
+    expect([settings.log_format, settings(JOBQUEUE_LOG_FORMAT: "json").log_format]).to eq(%w[text json])
+    expect { settings(JOBQUEUE_LOG_FORMAT: "xml") }
+      .to raise_error(Jobqueue::Sidecar::Error, 'JOBQUEUE_LOG_FORMAT: "xml": must be text or json')
+  end
+
   it "does not start where others can connect and there is no secret, unless that is meant" do
     %w[tcp://0.0.0.0:3000 tcp://[::]:3000 tcp://10.0.0.7:3000 ssl://0.0.0.0:3000?cert=a tcp://127.0.0.1.evil.example:1].each do |bind|
       expect { settings(JOBQUEUE_BIND: bind) }.to raise_error(Jobqueue::Sidecar::Error, /JOBQUEUE_BIND.*JOBQUEUE_TOKEN_FILE/)

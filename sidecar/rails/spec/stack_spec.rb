@@ -56,6 +56,18 @@ RSpec.describe "The stack of the example", :worker do
     eventually("both are counted", timeout: 30) { Sidekiq::Stats.new.processed >= processed + 2 }
   end
 
+  it "has health checks that know a service that is well from one that is not" do
+    expect(%w[web app worker].map { |name| [name, @stack.healthy?(name)] }).to eq([["web", true], ["app", true], ["worker", true]])
+    @stack["app"].signal(:STOP)
+    expect(@stack.healthy?("app")).to be(false)
+    @stack["app"].signal(:CONT)
+    @stack["worker"].stop
+    expect(@stack.healthy?("worker")).to be(false)
+  ensure
+    @stack["app"].signal(:CONT)
+    start_worker if @stack["worker"].ended?
+  end
+
   it "hands arguments over as they were sent" do
     args = [12_345_678_901_234_567_890_123, 1e-300, 0.1, -0.0, { "ü" => [[[]], {}, nil, true] }, "😀\u0000\n\"", "x" * 900_000]
     push("ThumbnailJob", "args", 0, *args)
@@ -114,6 +126,33 @@ RSpec.describe "The stack of the example", :worker do
     eventually("it ran twice", timeout: 60) { notes.grep(/alone/).size == 4 }
     expect(notes.grep(/alone/)).to eq(["began alone", "made alone []"] * 2)
     expect([Sidekiq::RetrySet.new.size, Sidekiq::DeadSet.new.size]).to eq([0, 0])
+  end
+
+  it "stops a job that outlasts the drain before another application begins it" do
+    noting = { RUBYOPT: "-W0 -r#{File.expand_path("support/classes/long_job.rb", __dir__)}" }
+    url = Struct.new(:url).new(@stack.redis_url)
+    other = Sidecar.new(url, **noting)
+    %w[worker app].each { |name| @stack[name].stop }
+    @stack.start("app", **noting)
+    other.ready
+    start_worker(WORKER_DRAIN_TIMEOUT: "1s")
+    push("LongJob", 3)
+    eventually("it begins") { notes.include?("began") }
+    draining = @stack["worker"]
+    draining.signal(:TERM)
+    start_worker(WORKER_HANDLER_HTTP_URL: "http://127.0.0.1:#{other.port}", WORKER_HANDLER_HTTP_TOKEN_FILE: nil,
+                 OBSERVABILITY_METRICS_PORT: "0")
+    eventually("it ran to its end", timeout: 30) { notes.include?("made") }
+    # One after the other; left alone, the first would have gone on beside the second.
+    expect(notes.grep(/began|made|ended/)).to eq(%w[began ended began made ended])
+    expect(draining.wait.exitstatus).to eq(0)
+    expect([Sidekiq::RetrySet.new.size, Sidekiq::DeadSet.new.size]).to eq([0, 0])
+  ensure
+    draining&.stop
+    %w[worker app].each { |name| @stack[name].stop }
+    other&.stop
+    @stack.start("app")
+    start_worker
   end
 
   it "has the block and the death handlers of a job that is given up without an answer" do

@@ -7,7 +7,7 @@ mod verdict;
 use super::{ANSWER_MAX, Call, head};
 use base64::Engine as _;
 use bytes::{Bytes, BytesMut};
-use connections::{Answer, Connections, Lost};
+use connections::{Answer, Connections, JobRequest, Lost};
 use hmac::{Hmac, KeyInit, Mac};
 use http_body_util::{BodyExt as _, Full};
 use hyper::header::{
@@ -23,6 +23,7 @@ use sha2::Sha256;
 use std::error::Error;
 use std::fmt::Write as _;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
@@ -43,7 +44,10 @@ const BUSY_MOST: Duration = Duration::from_secs(1);
 /// How long the body of an answer that says all by its status may keep us.
 const SKIPPING: Duration = Duration::from_millis(100);
 
-/// How old what we know of a secret's file may be.
+/// A program that was told to stop jobs is asked this often whether it has: most end at once.
+const STILL_RUNNING: Duration = Duration::from_millis(50);
+
+/// How old what we know of a file (a secret, a certificate) may be.
 const SECRET_AGE: Duration = Duration::from_secs(10);
 
 /// As many as a request has: a map that grows leaves a smaller one behind, for every job in flight.
@@ -57,6 +61,7 @@ const LAST_ATTEMPT: HeaderName = HeaderName::from_static("x-job-last-attempt");
 const JOB_TIMEOUT: HeaderName = HeaderName::from_static("x-job-timeout");
 const TIMESTAMP: HeaderName = HeaderName::from_static("x-jobqueue-timestamp");
 const SIGNATURE: HeaderName = HeaderName::from_static("x-jobqueue-signature");
+const HEADERS_SIGNATURE: HeaderName = HeaderName::from_static("x-jobqueue-headers-signature");
 
 /// `worker.handler.http`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,7 +79,7 @@ pub struct HttpSettings {
     pub token_file: Option<PathBuf>,
     /// Holds a key to sign requests with. Read again while running.
     pub hmac_key_file: Option<PathBuf>,
-    /// Trust these authorities instead of the system's.
+    /// Trust these authorities instead of the system's. The files of TLS are read again while running.
     pub ca_file: Option<PathBuf>,
     /// Our certificate, for a peer that asks for one; needs `key_file`.
     pub cert_file: Option<PathBuf>,
@@ -84,6 +89,8 @@ pub struct HttpSettings {
     pub concurrency: usize,
     /// What the answer says under `result` is the job's result.
     pub keeps_result: bool,
+    /// The program can be told to stop jobs, beside `path`: Sidekiq's sidecar knows how.
+    pub interrupts: bool,
 }
 
 impl Default for HttpSettings {
@@ -100,6 +107,7 @@ impl Default for HttpSettings {
             key_file: None,
             concurrency: 1,
             keeps_result: false,
+            interrupts: false,
         }
     }
 }
@@ -140,6 +148,25 @@ pub enum HttpError {
     Client(String),
 }
 
+impl HttpError {
+    /// The key whose value is wrong, for a log line.
+    fn key(&self) -> &'static str {
+        match self {
+            Self::Url { .. } => "url",
+            Self::File { key, .. } | Self::Content { key, .. } => key,
+            Self::Client(_) => "http",
+        }
+    }
+
+    /// Why, without the path, which no log line names.
+    fn reason(&self) -> String {
+        match self {
+            Self::Url { rule, .. } | Self::Content { rule, .. } | Self::Client(rule) => rule.clone(),
+            Self::File { source, .. } => source.to_string(),
+        }
+    }
+}
+
 /// The handler that posts jobs.
 #[derive(Debug)]
 pub struct Http {
@@ -148,6 +175,8 @@ pub struct Http {
     path: hyper::Uri,
     /// Where the program is told of jobs that are given up: beside it.
     death: hyper::Uri,
+    /// Where it is told to stop jobs, if it knows how: beside it too.
+    interrupt: Option<hyper::Uri>,
     /// The same for every job.
     fixed: HeaderMap,
     timeout: Duration,
@@ -159,14 +188,18 @@ pub struct Http {
 }
 
 impl Http {
-    /// A handler with these settings. The files of TLS are read now, those of secrets when needed.
+    /// A handler with these settings. The files of TLS are read now and again while running, those of secrets when needed.
     pub fn new(settings: &HttpSettings) -> Result<Self, HttpError> {
         let url = target(settings)?;
         let secret = |path: &Option<PathBuf>| path.clone().map(|path| Secret::new(path, SECRET_AGE));
+        let beside = |name: &str| {
+            origin(&url.join(name).map_err(|error| HttpError::Client(format!("path: {error}")))?)
+        };
         Ok(Self {
             connections: Connections::new(settings, &url)?,
             path: origin(&url)?,
-            death: origin(&url.join("death").map_err(|error| HttpError::Client(format!("path: {error}")))?)?,
+            death: beside("death")?,
+            interrupt: settings.interrupts.then(|| beside("interrupt")).transpose()?,
             fixed: fixed_headers(&url)?,
             timeout: settings.timeout,
             token: secret(&settings.token_file),
@@ -183,6 +216,41 @@ impl Http {
     /// Tells the program of a job that is given up without its own word.
     pub(super) async fn bury(&self, job: &Job, call: &Call) -> Outcome {
         self.ask(&self.death, job, call).await
+    }
+
+    /// Has the program stop these jobs, and asks again until none of them runs: a connection that we close stops nothing
+    /// there, Puma does not notice. Answers whether that was reached; a program that does not know the request (an older
+    /// gem) or is away is not asked again.
+    pub(super) async fn stop(&self, jobs: &[Arc<Job>]) -> bool {
+        let Some(path) = self.interrupt.as_ref().filter(|_| !jobs.is_empty()) else { return false };
+        let order = order(jobs, false);
+        while let Some(running) = self.running_after(path, &order).await {
+            if running == 0 {
+                return true;
+            }
+            tokio::time::sleep(STILL_RUNNING).await;
+        }
+        false
+    }
+
+    /// Tells the program that these jobs will be stopped: those that look (Sidekiq's `IterableJob`) end at a good place.
+    pub(super) async fn warn(&self, jobs: &[Arc<Job>]) {
+        if let Some(path) = self.interrupt.as_ref().filter(|_| !jobs.is_empty()) {
+            let _ = self.running_after(path, &order(jobs, true)).await;
+        }
+    }
+
+    /// How many jobs of an order to stop still run; `None` when the program does not say.
+    async fn running_after(&self, path: &hyper::Uri, order: &Job) -> Option<u64> {
+        let call = Call::default();
+        let request = self.request(path, order, &call, call.ends_by(self.timeout)).await.ok()?;
+        let (mut answer, connection) = self.connections.send(request).await.ok()?;
+        let (status, (body, whole)) = (answer.status(), read(&mut answer).await.ok()?);
+        if whole {
+            self.connections.keep(connection);
+        }
+        let body: serde_json::Value = serde_json::from_slice(&body).ok()?;
+        body["running"].as_u64().filter(|_| status.is_success())
     }
 
     async fn ask(&self, path: &hyper::Uri, job: &Job, call: &Call) -> Outcome {
@@ -210,14 +278,10 @@ impl Http {
     }
 
     async fn post(&self, path: &hyper::Uri, job: &Job, call: &Call, ends: Instant) -> Said {
-        let headers = match self.headers(path, job, call, ends).await {
-            Ok(headers) => headers,
+        let request = match self.request(path, job, call, ends).await {
+            Ok(request) => request,
             Err(reason) => return Said::Outcome(Outcome::HandlerUnavailable(reason)),
         };
-        let mut request = Request::new(Full::new(job.raw.clone()));
-        *request.method_mut() = Method::POST;
-        *request.uri_mut() = path.clone();
-        *request.headers_mut() = headers;
         match self.connections.send(request).await {
             Ok((answer, connection)) => {
                 let busy = busy(answer.status(), answer.headers());
@@ -229,6 +293,21 @@ impl Http {
             }
             Err(lost) => Said::Outcome(without_answer(&lost)),
         }
+    }
+
+    async fn request(
+        &self,
+        path: &hyper::Uri,
+        job: &Job,
+        call: &Call,
+        ends: Instant,
+    ) -> Result<JobRequest, String> {
+        let headers = self.headers(path, job, call, ends).await?;
+        let mut request = Request::new(Full::new(job.raw.clone()));
+        *request.method_mut() = Method::POST;
+        *request.uri_mut() = path.clone();
+        *request.headers_mut() = headers;
+        Ok(request)
     }
 
     async fn headers(
@@ -270,10 +349,15 @@ impl Http {
         if let Some(key) = &self.hmac_key {
             let key = key.read().await.map_err(|error| format!("hmac_key_file: {error}"))?;
             let timestamp = Timestamp::now().as_second();
-            let signature = HeaderValue::from_str(&sign(&key, timestamp, path, &job.raw)?)
-                .map_err(|error| format!("hmac_key_file: {error}"))?;
+            let signature = sign(&key, &[format!("{timestamp}.{path}.").as_bytes(), &job.raw])?;
+            // What a job's headers decide is signed with it, in a header of its own: who knows only the other
+            // signature finds it as it was.
+            let word = |name| headers.get(&name).map_or(&b""[..], HeaderValue::as_bytes);
+            let parts = [signature.as_bytes(), b".", word(LAST_ATTEMPT), b".", word(JOB_TIMEOUT)];
+            let of_headers = sign(&key, &parts)?;
             headers.insert(TIMESTAMP, HeaderValue::from(timestamp));
             headers.insert(SIGNATURE, signature);
+            headers.insert(HEADERS_SIGNATURE, of_headers);
         }
         Ok(headers)
     }
@@ -326,6 +410,13 @@ impl Http {
         }
         Outcome::HandlerUnavailable(text.into())
     }
+}
+
+/// What the program is told to stop, as the body of a request.
+fn order(jobs: &[Arc<Job>], gently: bool) -> Job {
+    let ids: Vec<_> = jobs.iter().map(|job| job.fields.id.as_str()).collect();
+    let raw = serde_json::json!({ "jids": ids, "gently": gently }).to_string().into();
+    Job { raw, fields: jobqueue::job::Fields::default() }
 }
 
 /// What one request came to.
@@ -400,18 +491,17 @@ fn first_line(tokens: &[u8]) -> &[u8] {
     lines.find(|line| !line.is_empty()).unwrap_or_default()
 }
 
-/// `sha256=` and the hex of HMAC-SHA256 over the Unix time, the path (with its query) and the body, with dots between:
-/// a recorded request can be replayed neither later nor elsewhere (a job's end as a job).
-fn sign(key: &[u8], timestamp: i64, path: &hyper::Uri, body: &[u8]) -> Result<String, String> {
+/// `sha256=` and the hex of HMAC-SHA256 over these parts. Of a request they are the Unix time, the path (with its query)
+/// and the body, with dots between: a recorded one can be replayed neither later nor elsewhere (a job's end as a job).
+fn sign(key: &[u8], parts: &[&[u8]]) -> Result<HeaderValue, String> {
     let mut mac = Hmac::<Sha256>::new_from_slice(key).map_err(|error| format!("hmac_key_file: {error}"))?;
-    mac.update(format!("{timestamp}.{path}.").as_bytes());
-    mac.update(body);
+    parts.iter().for_each(|part| mac.update(part));
     let mut signature = String::from("sha256=");
     for byte in mac.finalize().into_bytes() {
         // Writing to a string cannot fail.
         let _ = write!(signature, "{byte:02x}");
     }
-    Ok(signature)
+    HeaderValue::from_str(&signature).map_err(|error| format!("hmac_key_file: {error}"))
 }
 
 /// The body up to [`ANSWER_MAX`], and whether that is all of it.

@@ -2,11 +2,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use jobqueue::job::Job;
 use jobqueue::outcome::Outcome;
 use jobqueue::protocol::returned;
 use tokio::task::JoinHandle;
 
-use super::held::Phase;
+use super::held::{Held, Phase};
 use super::parked::{Park, State};
 use super::{End, LAST_WORDS, Lane};
 use crate::failpoint;
@@ -14,12 +15,26 @@ use crate::failpoint;
 /// What was told to stop has this long to do so, all together. Far less than the shortest TTL, 5 s.
 const STOPPING: Duration = Duration::from_secs(1);
 
+/// And has this long before that where its application has to be told: together less than [`LAST_WORDS`], so that there is
+/// time left to give back what does not heed it.
+const INTERRUPTING: Duration = Duration::from_secs(2);
+/// An application that has stopped its jobs has answered for each of them, or is about to.
+const ANSWERING: Duration = Duration::from_millis(500);
+
 impl Lane {
     /// From the first time that a shutdown is requested on, time runs.
     pub(super) fn drain_if_asked(&mut self) {
         if self.deadline.is_none() && self.shutdown.is_requested() {
             self.deadline = Some(Instant::now() + self.shared.settings.drain_timeout);
+            self.warn_running();
         }
+    }
+
+    /// Nobody waits for an answer: who cannot be told may finish all the same.
+    fn warn_running(&self) {
+        let jobs = self.running_jobs();
+        let shared = Arc::clone(&self.shared);
+        tokio::spawn(async move { tokio::time::timeout(INTERRUPTING, shared.handler.warn(&jobs)).await });
     }
 
     /// Whoever is asked to stop starts nothing more: what has not begun goes back.
@@ -60,6 +75,7 @@ impl Lane {
 
     /// What still runs is stopped first, then given back: it must not run in two places.
     pub(super) async fn release_running(&mut self) {
+        self.interrupt_running().await;
         let mut stopped = 0;
         let mut tasks = Vec::new();
         for held in self.held.iter_mut().flatten() {
@@ -79,6 +95,32 @@ impl Lane {
                 count = stopped,
                 "Stopped running jobs and gave them back"
             );
+        }
+    }
+
+    /// The jobs that the handler has.
+    fn running_jobs(&self) -> Vec<Arc<Job>> {
+        let running = |held: &Held| match &held.phase {
+            Phase::Running(job, _) => Some(Arc::clone(job)),
+            _ => None,
+        };
+        self.held.iter().flatten().filter_map(running).collect()
+    }
+
+    /// Where a job runs in an application, its end is there and not here. How it ended counts: it may have been done.
+    async fn interrupt_running(&mut self) {
+        let shared = Arc::clone(&self.shared);
+        let jobs = self.running_jobs();
+        let stopped = tokio::time::timeout(INTERRUPTING, shared.handler.stop(&jobs)).await;
+        if stopped != Ok(true) {
+            return;
+        }
+        let patience = tokio::time::Instant::now() + ANSWERING;
+        while !self.running_jobs().is_empty() {
+            match tokio::time::timeout_at(patience, self.events.recv()).await {
+                Ok(Some(event)) => self.take(event),
+                Ok(None) | Err(_) => return,
+            }
         }
     }
 
@@ -113,6 +155,8 @@ impl Lane {
 
     /// Stops whatever still runs: it is somebody else's now.
     pub(super) async fn abandon(&mut self) {
+        let jobs = self.running_jobs();
+        let _ = tokio::time::timeout(INTERRUPTING, self.shared.handler.stop(&jobs)).await;
         let mut tasks = Vec::new();
         for queue in 0..self.held.len() {
             for held in std::mem::take(&mut self.held[queue]) {

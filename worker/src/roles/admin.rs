@@ -110,9 +110,11 @@ pub async fn run(config: &Config, command: Command) -> anyhow::Result<ExitCode> 
         Command::Drain(wanted) => drain::run(&mut admin, &wanted).await,
         Command::Doctor(doctor) => doctor::run(&mut admin, &doctor).await,
         // Answered before a role is chosen: they need no Redis.
-        Command::Config(_) | Command::Completion { .. } | Command::Install { .. } | Command::Wait => {
-            Ok(End::Done)
-        }
+        Command::Config(_)
+        | Command::Completion { .. }
+        | Command::Install { .. }
+        | Command::Health { .. }
+        | Command::Wait => Ok(End::Done),
     };
     Ok(match end {
         Ok(End::Done) => ExitCode::SUCCESS,
@@ -143,7 +145,11 @@ fn listens_to_stdin(command: &Command) -> bool {
         Command::Dlq(Dlq::Purge(purge)) | Command::PurgeDlq(purge) => {
             purge.common.until_stdin_closes || purge.acknowledged
         }
-        Command::Config(_) | Command::Completion { .. } | Command::Install { .. } | Command::Wait => false,
+        Command::Config(_)
+        | Command::Completion { .. }
+        | Command::Install { .. }
+        | Command::Health { .. }
+        | Command::Wait => false,
     }
 }
 

@@ -255,6 +255,7 @@ fn http(settings: &config::Http, config: &Config) -> anyhow::Result<Handler> {
         key_file: given(&settings.key_file).map(Into::into),
         concurrency: config.worker.count as usize,
         keeps_result: keeps_results(config),
+        interrupts: config.protocol == Protocol::Sidekiq,
     })?)))
 }
 

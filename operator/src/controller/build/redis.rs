@@ -5,6 +5,7 @@ use sha2::{Digest, Sha256};
 use super::{CONFIG_MAP, Child, Plan, SERVICE, STATEFUL_SET, VOLUME_CLAIM, container_security, is_managed};
 use crate::api::v1alpha1::{JobQueue, Managed};
 use crate::controller::names::Names;
+use crate::controller::quantity;
 
 /// What every managed Redis is told. Nothing may be evicted, and what was acknowledged is on disk a second later.
 const CONF: &str = "\
@@ -21,6 +22,16 @@ aclfile /etc/redis-users/users.acl
 tcp-keepalive 60
 ";
 
+/// What it is told of its memory, where that has a limit: full at three quarters, with room for a rewrite of the append-only
+/// file, it refuses new jobs; at the limit it would be killed. It is read when Redis starts, so that nothing restarts one
+/// that runs: who sets another limit restarts it anyway (see [`SETTINGS`]).
+fn conf(managed: &Managed) -> String {
+    match quantity::bytes(&json!(managed.resources)["limits"]["memory"]) {
+        Some(limit) => format!("{CONF}maxmemory {}\n", limit / 4 * 3),
+        None => CONF.to_owned(),
+    }
+}
+
 /// The annotation with the hash of what the user decides about the pod: when it changes, the pod is replaced.
 pub const SETTINGS: &str = "jobqueue.dev/settings";
 
@@ -36,7 +47,7 @@ pub(super) fn is_ephemeral(queue: &JobQueue) -> bool {
 pub(super) fn config_map(plan: &Plan) -> Child {
     let name = plan.names.part("redis");
     let object = plan.managed().then(|| {
-        json!({ "metadata": plan.names.owned(plan.queue, &name, "redis"), "data": { "redis.conf": CONF } })
+        json!({ "metadata": plan.names.owned(plan.queue, &name, "redis"), "data": { "redis.conf": conf(&managed(plan.queue)) } })
     });
     Child::new(&CONFIG_MAP, name, object)
 }

@@ -262,6 +262,18 @@ fn a_new_operator_image_never_restarts_redis() {
 }
 
 #[test]
+fn a_redis_with_a_memory_limit_refuses_jobs_before_it_is_killed() {
+    let conf = |spec: &str| {
+        let object = built(spec).redis_config.object.unwrap();
+        object["data"]["redis.conf"].as_str().unwrap().to_owned()
+    };
+    assert!(!conf("{}").contains("maxmemory "), "nobody knows how much there is");
+    let limited = conf("{redis: {managed: {resources: {limits: {memory: 256Mi}}}}}");
+    assert!(limited.ends_with("\nmaxmemory 201326592\n"), "{limited}");
+    assert!(limited.contains("maxmemory-policy noeviction"));
+}
+
+#[test]
 fn a_sidekiq_queue_has_sidekiqs_keys_its_weights_and_a_prefix_of_its_own() {
     let spec = "{protocol: sidekiq, queues: [{name: critical, weight: 5}, {name: default, weight: 1}], \
                 sidekiq: {namespace: app, promote: 'off'}, worker: {handler: {http: {}}, app: {port: 3000}, \

@@ -44,10 +44,19 @@ class Stack
     command = [*entrypoint(name), *service["command"].map { |word| here(word) }]
     # A container has the port to itself.
     command += ["--port", @ports["redis"].to_s, "--bind", "127.0.0.1"] if name == "redis"
-    variables = service["environment"].transform_values { |value| here(value.to_s) }
-    @programs[name] = Program.new(*command, env: { **defaults(name), **variables, **env.transform_keys(&:to_s) },
+    @programs[name] = Program.new(*command, env: { **defaults(name), **variables(name), **env.transform_keys(&:to_s) },
                                             chdir: name == "redis" ? @directory : Sidecar::ROOT)
     eventually("#{name} is ready:\n#{self[name].output}", timeout: 40) { ready?(name) }
+  end
+
+  # What its health check in the compose file says, asked as Docker does: in its own environment.
+  def healthy?(name)
+    kind, *command = @services.fetch(name).fetch("healthcheck").fetch("test")
+    raise "#{name}: only CMD can be run here" unless kind == "CMD"
+
+    command = command.map { |word| word == "/worker" ? ENV.fetch("JOBQUEUE_WORKER") : here(word) }
+    port = { "OBSERVABILITY_METRICS_PORT" => @ports["metrics"].to_s }
+    system({ **variables(name), **port }, *command, out: File::NULL, err: File::NULL)
   end
 
   # What the application had before: a Sidekiq process on the same queues. Whoever starts it stops it.
@@ -77,7 +86,13 @@ class Stack
         .gsub("app:3000", "127.0.0.1:#{@ports["app"]}")
         .gsub("0.0.0.0:3000", "127.0.0.1:#{@ports["app"]}")
         .gsub("0.0.0.0:8080", "127.0.0.1:#{@ports["web"]}")
+        .gsub('"127.0.0.1", 3000', %("127.0.0.1", #{@ports["app"]}))
+        .gsub('"127.0.0.1", 8080', %("127.0.0.1", #{@ports["web"]}))
         .gsub("/run/secrets/sidecar_token", @token)
+  end
+
+  def variables(name)
+    @services.fetch(name)["environment"].transform_values { |value| here(value.to_s) }
   end
 
   def entrypoint(name)
@@ -87,8 +102,8 @@ class Stack
   def defaults(name)
     case name
     when "web", "app" then APP_ENV
-    # Any free one: the default may be taken on this machine.
-    when "worker" then { "OBSERVABILITY_METRICS_PORT" => "0", "OBSERVABILITY_LOG_LEVEL" => "debug" }
+    # A free one: the default may be taken on this machine.
+    when "worker" then { "OBSERVABILITY_METRICS_PORT" => @ports["metrics"].to_s, "OBSERVABILITY_LOG_LEVEL" => "debug" }
     else {}
     end
   end

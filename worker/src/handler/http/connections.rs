@@ -2,7 +2,7 @@
 //!
 //! hyper's own connections, without a general client around them: a thousand jobs in flight are a thousand
 //! connections, and the layers for redirects, retries and many hosts cost each of them about 8 KB.
-use super::{CONNECT, HttpError, HttpSettings, IDLE};
+use super::{CONNECT, HttpError, HttpSettings, IDLE, SECRET_AGE};
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::Request;
@@ -51,15 +51,44 @@ pub(super) struct Connections {
     idle: Arc<Mutex<Idle>>,
 }
 
+#[cfg(test)]
+impl Connections {
+    /// What is known of certificates is too old at once.
+    pub(super) fn read_certificates_always(&mut self) {
+        if let Some(tls) = &mut self.tls {
+            tls.max_age = Duration::ZERO;
+        }
+    }
+}
+
 #[derive(Debug)]
 enum Target {
     Tcp(String, u16),
     Unix(PathBuf),
 }
 
+/// Who we are and whom we trust, as their files say: they may be replaced at any time, and certificates expire.
 struct Tls {
-    connector: TlsConnector,
+    settings: HttpSettings,
     name: ServerName<'static>,
+    known: Mutex<Known>,
+    /// [`SECRET_AGE`], but in tests.
+    max_age: Duration,
+}
+
+/// What the files said when they were last read.
+struct Known {
+    at: Instant,
+    files: Files,
+    connector: TlsConnector,
+}
+
+/// The contents of the files that are named.
+#[derive(PartialEq, Eq)]
+struct Files {
+    ca: Option<Vec<u8>>,
+    cert: Option<Vec<u8>>,
+    key: Option<Vec<u8>>,
 }
 
 impl std::fmt::Debug for Tls {
@@ -89,15 +118,19 @@ impl Connections {
             Some(path) => Target::Unix(path.clone()),
             None => Target::Tcp(host.to_owned(), url.port_or_known_default().unwrap_or(80)),
         };
-        let config = tls_config(settings, url)?;
-        let name = |config| {
+        // Read and checked in any case: a mistake in them is found out now, not when the URL becomes https.
+        let files = Files::read(settings)?;
+        let (_, _) = (roots(settings, &files)?, identity(settings, &files)?);
+        let tls = (url.scheme() == "https").then(|| {
             let name = ServerName::try_from(host.to_owned())
                 .map_err(|error| HttpError::Client(format!("{host}: {error}")))?;
-            Ok::<_, HttpError>(Tls { connector: TlsConnector::from(Arc::new(config)), name })
-        };
+            let connector = connector(settings, &files)?;
+            let known = Mutex::new(Known { at: Instant::now(), files, connector });
+            Ok::<_, HttpError>(Tls { settings: settings.clone(), name, known, max_age: SECRET_AGE })
+        });
         Ok(Self {
             target,
-            tls: config.map(name).transpose()?,
+            tls: tls.transpose()?,
             patience: CONNECT.min(settings.timeout / 2),
             most_idle: settings.concurrency.max(1),
             keep_for: IDLE,
@@ -175,8 +208,9 @@ impl Connections {
         stream.set_nodelay(true).map_err(text)?;
         match &self.tls {
             None => Ok(Box::new(stream)),
-            Some(Tls { connector, name }) => {
-                let mut stream = connector.connect(name.clone(), stream).await.map_err(text)?;
+            Some(tls) => {
+                let connecting = tls.connector().connect(tls.name.clone(), stream);
+                let mut stream = connecting.await.map_err(text)?;
                 accepted(&mut stream).await.map_err(text)?;
                 Ok(Box::new(stream))
             }
@@ -197,6 +231,53 @@ impl Connections {
             }
         }
         Err(said)
+    }
+}
+
+impl Tls {
+    /// As the files say. One that is just being replaced, or makes no pair with the other yet, is no reason to stop: what
+    /// was known may well be valid.
+    fn connector(&self) -> TlsConnector {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.at.elapsed() >= self.max_age {
+            known.at = Instant::now();
+            if let Err(error) = known.refresh(&self.settings) {
+                tracing::warn!(
+                    key = error.key(),
+                    error = error.reason(),
+                    "Kept the certificates that were known"
+                );
+            }
+        }
+        known.connector.clone()
+    }
+}
+
+impl Known {
+    fn refresh(&mut self, settings: &HttpSettings) -> Result<(), HttpError> {
+        let files = Files::read(settings)?;
+        if files != self.files {
+            self.connector = connector(settings, &files)?;
+            self.files = files;
+            tracing::info!("Read new certificates of the handler");
+        }
+        Ok(())
+    }
+}
+
+impl Files {
+    fn read(settings: &HttpSettings) -> Result<Self, HttpError> {
+        let read = |key, path: &Option<PathBuf>| {
+            let content = |path: &PathBuf| {
+                std::fs::read(path).map_err(|source| HttpError::File { key, path: path.clone(), source })
+            };
+            path.as_ref().map(content).transpose()
+        };
+        Ok(Self {
+            ca: read("ca_file", &settings.ca_file)?,
+            cert: read("cert_file", &settings.cert_file)?,
+            key: read("key_file", &settings.key_file)?,
+        })
     }
 }
 
@@ -237,12 +318,9 @@ async fn sweep(idle: Arc<Mutex<Idle>>, keep_for: Duration) {
     }
 }
 
-fn tls_config(settings: &HttpSettings, url: &Url) -> Result<Option<rustls::ClientConfig>, HttpError> {
+fn connector(settings: &HttpSettings, files: &Files) -> Result<TlsConnector, HttpError> {
     let client = |error: rustls::Error| HttpError::Client(error.to_string());
-    let (roots, identity) = (roots(settings)?, identity(settings)?);
-    if url.scheme() != "https" {
-        return Ok(None);
-    }
+    let (roots, identity) = (roots(settings, files)?, identity(settings, files)?);
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = rustls::ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
@@ -258,15 +336,14 @@ fn tls_config(settings: &HttpSettings, url: &Url) -> Result<Option<rustls::Clien
             .map_err(|error| no_pair(&path, &error.to_string()))?,
     };
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
-    Ok(Some(config))
+    Ok(TlsConnector::from(Arc::new(config)))
 }
 
-fn roots(settings: &HttpSettings) -> Result<Option<rustls::RootCertStore>, HttpError> {
-    let Some(path) = &settings.ca_file else { return Ok(None) };
+fn roots(settings: &HttpSettings, files: &Files) -> Result<Option<rustls::RootCertStore>, HttpError> {
+    let (Some(path), Some(pem)) = (&settings.ca_file, &files.ca) else { return Ok(None) };
     let bad = |rule: String| HttpError::Content { key: "ca_file", path: path.clone(), rule };
-    let pem = contents("ca_file", path)?;
     let mut roots = rustls::RootCertStore::empty();
-    for certificate in CertificateDer::pem_slice_iter(&pem) {
+    for certificate in CertificateDer::pem_slice_iter(pem) {
         let certificate = certificate.map_err(|error| bad(error.to_string()))?;
         roots.add(certificate).map_err(|error| bad(error.to_string()))?;
     }
@@ -278,16 +355,16 @@ fn roots(settings: &HttpSettings) -> Result<Option<rustls::RootCertStore>, HttpE
 
 type Identified = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>, PathBuf);
 
-fn identity(settings: &HttpSettings) -> Result<Option<Identified>, HttpError> {
-    match (&settings.cert_file, &settings.key_file) {
-        (None, None) => Ok(None),
-        (Some(cert), Some(key)) => {
-            let certificates = CertificateDer::pem_slice_iter(&contents("cert_file", cert)?)
+fn identity(settings: &HttpSettings, files: &Files) -> Result<Option<Identified>, HttpError> {
+    match (&settings.cert_file, &files.cert, &files.key) {
+        (_, None, None) => Ok(None),
+        (Some(path), Some(cert), Some(key)) => {
+            let certificates = CertificateDer::pem_slice_iter(cert)
                 .collect::<Result<Vec<_>, _>>()
-                .map_err(|error| no_pair(cert, &error.to_string()))?;
-            let key = PrivateKeyDer::from_pem_slice(&contents("key_file", key)?)
-                .map_err(|error| no_pair(cert, &error.to_string()))?;
-            Ok(Some((certificates, key, cert.clone())))
+                .map_err(|error| no_pair(path, &error.to_string()))?;
+            let key =
+                PrivateKeyDer::from_pem_slice(key).map_err(|error| no_pair(path, &error.to_string()))?;
+            Ok(Some((certificates, key, path.clone())))
         }
         _ => Err(HttpError::Client("cert_file and key_file must be set together".into())),
     }
@@ -296,8 +373,4 @@ fn identity(settings: &HttpSettings) -> Result<Option<Identified>, HttpError> {
 fn no_pair(cert: &Path, why: &str) -> HttpError {
     let rule = format!("makes no pair with key_file: {why}");
     HttpError::Content { key: "cert_file", path: cert.to_owned(), rule }
-}
-
-fn contents(key: &'static str, path: &Path) -> Result<Vec<u8>, HttpError> {
-    std::fs::read(path).map_err(|source| HttpError::File { key, path: path.to_owned(), source })
 }

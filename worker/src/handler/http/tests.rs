@@ -101,6 +101,41 @@ async fn the_end_of_a_job_is_told_beside_where_jobs_are_posted() {
 }
 
 #[tokio::test]
+async fn a_program_that_stops_jobs_is_asked_until_none_of_them_runs() {
+    let (listener, settings) = listener().await;
+    let http = Http::new(&HttpSettings { interrupts: true, ..settings.clone() }).unwrap();
+    let server = async {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        for running in [2, 1, 0] {
+            let (head, body) = request(&mut stream).await.unwrap();
+            assert!(head.starts_with("post /jobs/interrupt http/1.1"), "{head}");
+            assert_eq!(body, r#"{"jids":["j-1"],"gently":false}"#);
+            let body = format!(r#"{{"status":"success","running":{running}}}"#);
+            stream.write_all(answer("200 OK", "", &body).as_bytes()).await.unwrap();
+        }
+    };
+    let jobs = [Arc::new(job(JOB))];
+    assert!(tokio::join!(http.stop(&jobs), server).0);
+    assert!(!http.stop(&[]).await, "nobody is asked about no jobs");
+    assert!(!Http::new(&settings).unwrap().stop(&jobs).await, "nor who does not know how");
+}
+
+#[tokio::test]
+async fn a_program_that_knows_no_way_to_stop_jobs_is_asked_once() {
+    for response in [answer("404 Not Found", "", "{\"running\":1}"), answer("200 OK", "", "ok")] {
+        let (listener, settings) = listener().await;
+        let http = Http::new(&HttpSettings { interrupts: true, ..settings }).unwrap();
+        let server = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            request(&mut stream).await.unwrap();
+            stream.write_all(response.as_bytes()).await.unwrap();
+        };
+        let jobs = [Arc::new(job(JOB))];
+        assert!(!tokio::join!(http.stop(&jobs), server).0);
+    }
+}
+
+#[tokio::test]
 async fn a_job_goes_over_a_unix_socket() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("app.sock");
@@ -436,7 +471,7 @@ async fn a_secret_is_read_again_when_old_and_kept_while_its_file_is_away() {
 fn the_signature_covers_time_path_and_body() {
     // printf '1700000000./jobs/execute?a=1.{"id":"1"}' | openssl dgst -sha256 -hmac key
     assert_eq!(
-        sign(b"key", 1_700_000_000, &"/jobs/execute?a=1".parse().unwrap(), br#"{"id":"1"}"#).unwrap(),
+        sign(b"key", &[&b"1700000000./jobs/execute?a=1."[..], br#"{"id":"1"}"#]).unwrap(),
         "sha256=a1b24ff74bdc140dbae87759bf6507625139f5ffb819c455d3e5059fb0361a94"
     );
 }
@@ -449,12 +484,17 @@ async fn a_request_is_signed_as_it_is_sent() {
     let (listener, settings) = listener().await;
     let http = Http::new(&HttpSettings { hmac_key_file: Some(key), ..settings }).unwrap();
     let server = async { serve_one(listener.accept().await.unwrap().0).await };
-    let (outcome, (head, body)) = tokio::join!(post(&http), server);
+    let (job, call) = (job(JOB), Call { last_attempt: Some(true), ..Call::default() });
+    let (outcome, (head, body)) = tokio::join!(http.handle(&job, &call), server);
     assert_eq!(outcome, Outcome::Done);
     let header = |name: &str| head.lines().find_map(|line| line.strip_prefix(name)).unwrap();
-    let timestamp = header("x-jobqueue-timestamp: ").parse().unwrap();
-    let expected = sign(b"k3y", timestamp, &"/jobs/execute".parse().unwrap(), body.as_bytes()).unwrap();
-    assert_eq!(header("x-jobqueue-signature: "), expected);
+    let timestamp = header("x-jobqueue-timestamp: ");
+    let signed = |text: String| sign(b"k3y", &[text.as_bytes()]).unwrap();
+    let signature = header("x-jobqueue-signature: ");
+    assert_eq!(signature, signed(format!("{timestamp}./jobs/execute.{body}")));
+    // And what decides about the job beside its body.
+    let words = format!("{}.{}", header("x-job-last-attempt: "), header("x-job-timeout: "));
+    assert_eq!(header("x-jobqueue-headers-signature: "), signed(format!("{signature}.{words}")));
 }
 
 #[test]
@@ -523,6 +563,31 @@ impl Pki {
     fn file(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
+}
+
+#[tokio::test]
+async fn certificates_that_were_replaced_are_used_for_the_next_connection() {
+    let (pki, next) = (Pki::new(), Pki::new());
+    let (listener, settings) = listener().await;
+    let url = settings.url.replace("http://127.0.0.1", "https://localhost");
+    let file = |name| Some(pki.file(name));
+    let settings =
+        HttpSettings { url, ca_file: file("ca"), cert_file: file("cert"), key_file: file("key"), ..settings };
+    let mut http = Http::new(&settings).unwrap();
+    http.connections.read_certificates_always();
+    let replace = |name: &str| std::fs::copy(next.file(name), pki.file(name)).unwrap();
+    let accepted = async |pki: &Pki| pki.acceptor.accept(listener.accept().await.unwrap().0).await;
+
+    // Of what is just being replaced the old is kept: a certificate without its key is of no use.
+    replace("cert");
+    let (outcome, _) = tokio::join!(post(&http), async { serve_one(accepted(&pki).await.unwrap()).await });
+    assert_eq!(outcome, Outcome::Done);
+
+    replace("ca");
+    replace("key");
+    http.connections.keep_for = Duration::ZERO;
+    let (outcome, _) = tokio::join!(post(&http), async { serve_one(accepted(&next).await.unwrap()).await });
+    assert_eq!(outcome, Outcome::Done);
 }
 
 #[tokio::test]

@@ -10,25 +10,27 @@ require "jobqueue/sidecar/memory"
 require "jobqueue/sidecar/runs"
 require "jobqueue/sidecar/sidekiq_runtime"
 require "jobqueue/sidecar/verdict"
+require "jobqueue/sidecar/watchdog"
 
 module Jobqueue
   module Sidecar
-    # The Rack application: POST /jobs/execute, POST /jobs/death, GET /health. README.md has the contract.
+    # The Rack application: POST /jobs/execute, POST /jobs/death, POST /jobs/interrupt, GET /health. README.md has the contract.
     class App
       # Seconds until a slot may be free: the least that the header can say.
       RETRY_SOON = "1"
       # Header values go into log lines.
       PRINTABLE = /\A[\x21-\x7e]{1,128}\z/.freeze
 
-      attr_reader :gate
+      attr_reader :gate, :watchdog
 
-      # `stop` ends this process gracefully; it is called when the memory limit is passed.
+      # `stop` ends this process gracefully; it is called when the memory limit is passed, and when no slot does any work.
       def initialize(settings, sidekiq: SidekiqRuntime.new, memory: Memory.method(:resident),
                      stop: -> { Process.kill(:TERM, Process.pid) })
         @settings = settings
         @sidekiq = sidekiq
         @authentication = Authentication.new(settings)
         @gate = Gate.new(settings.concurrency, interrupt: sidekiq.shutdown)
+        @watchdog = Watchdog.new(@gate, sidekiq: sidekiq, patience: settings.stuck_timeout, stop: stop)
         @runs = Runs.new
         @memory = memory
         @stop = stop
@@ -41,6 +43,7 @@ module Jobqueue
         when "/health" then only("GET", env) { health }
         when "/jobs/execute" then only("POST", env) { posted(env) { |job, json| execute(job, json, env) } }
         when "/jobs/death" then only("POST", env) { posted(env) { |job, json| die(job, json, env) } }
+        when "/jobs/interrupt" then only("POST", env) { authentic(env) { |order, _| interrupt(order) } }
         else answer(404, { status: "error", result: "there is nothing here" })
         end
       end
@@ -68,8 +71,15 @@ module Jobqueue
         defined?(Rails) && Rails.respond_to?(:application) && Rails.application&.initialized? ? true : false
       end
 
-      # Reads a job from the request, in the order that tells strangers least: size, identity, content.
       def posted(env)
+        authentic(env) do |job, json|
+          problem = problem_with(job)
+          problem ? answer(400, { status: "error", result: problem }) : yield(job, json)
+        end
+      end
+
+      # Reads JSON from the request, in the order that tells strangers least: size, identity, content.
+      def authentic(env)
         limit = @settings.max_body_bytes
         body = env["rack.input"]&.read(limit + 1).to_s
         return answer(413, { status: "error", result: "the body is larger than #{limit} bytes" }) if body.bytesize > limit
@@ -77,11 +87,7 @@ module Jobqueue
         refusal = @authentication.refusal(env, body)
         return unauthorized(refusal) if refusal
 
-        job = @sidekiq.parse(body.force_encoding(Encoding::UTF_8))
-        problem = problem_with(job)
-        return answer(400, { status: "error", result: problem }) if problem
-
-        yield job, body
+        yield @sidekiq.parse(body.force_encoding(Encoding::UTF_8)), body
       rescue JSON::ParserError
         # Its message would quote the body.
         answer(400, { status: "error", result: "the body is not JSON, or nested too deeply" })
@@ -103,13 +109,27 @@ module Jobqueue
       def execute(job, json, env)
         deadline = deadline(env)
         execution = Execution.new(job, json, sidekiq: @sidekiq, last: last_attempt(env), context: context(env),
-                                             stopping: -> { !gate.open? })
-        outcome = @runs.during(job["jid"], deadline) { |run| gate.run(deadline: deadline) { execution.call(run) } }
+                                             stopping: gate.method(:stopping?))
+        outcome = @runs.during(job["jid"], deadline) do |run|
+          gate.run(deadline: deadline, name: job["jid"]) { execution.call(run) }
+        end
         outcome = hanging(execution, deadline) if outcome == :overdue
         answered(outcome)
       rescue @sidekiq.shutdown
         # It came between the job's end and its verdict.
         answered(Verdict.interrupted)
+      end
+
+      # The worker stops, and these jobs may end (gently) or are given back: then they must not run on here while others
+      # begin them. It answers at once, and is asked again while some have not ended: no thread of ours waits for a job
+      # that does not heed it.
+      def interrupt(order)
+        jids = order.is_a?(Hash) ? order["jids"] : nil
+        unless jids.is_a?(Array) && jids.all?(String)
+          return answer(400, { status: "error", result: "jids: must be an array of texts" })
+        end
+
+        answer(200, { status: "success", running: order["gently"] == true ? gate.ask(jids) : gate.halt(jids) })
       end
 
       def die(job, json, env)
@@ -139,6 +159,9 @@ module Jobqueue
                  "retry-after" => RETRY_SOON)
         when :running
           answer(503, { status: "unavailable", result: "an earlier run of this job has not ended here" },
+                 "retry-after" => RETRY_SOON)
+        when :halted
+          answer(503, { status: "unavailable", result: "this job was told to stop a moment ago" },
                  "retry-after" => RETRY_SOON)
         # Without Retry-After: the job had better go elsewhere than wait for this process.
         when :closed then answer(503, { status: "unavailable", result: "stopping" })

@@ -14,6 +14,9 @@ module Jobqueue
       # Not all of 127.0.0.0/8: service meshes deliver other pods' requests from 127.0.0.6.
       LOOPBACK = %w[127.0.0.1 ::1 ::ffff:127.0.0.1].freeze
 
+      # In the order in which they are signed.
+      SIGNED_HEADERS = %w[HTTP_X_JOB_LAST_ATTEMPT HTTP_X_JOB_TIMEOUT].freeze
+
       def initialize(settings, now: -> { Time.now.to_i })
         @local = settings.local?
         @token = settings.token_file && Secret.new(settings.token_file)
@@ -67,20 +70,43 @@ module Jobqueue
 
         # As it stands in the request line: signed, a recorded request is of no use elsewhere.
         path = Rack::Request.new(env).fullpath
-        expected = @hmac_key.candidates.map do |key|
-          "sha256=#{OpenSSL::HMAC.hexdigest("SHA256", key, "#{timestamp}.#{path}.".b + body)}"
-        end
+        keys = @hmac_key.candidates
+        right = equal(keys.map { |key| hmac(key, "#{timestamp}.#{path}.".b + body) }, given).index(true)
         # The signature first: who does not know the key does not learn what our clock says.
-        return "wrong signature" unless any_equal?(expected, given)
+        return "wrong signature" unless right
+
+        refusal = by_headers(env, given, keys[right])
+        return refusal if refusal
         return if (@now.call - timestamp.to_i).abs <= @clock_skew
 
         "the timestamp is more than #{@clock_skew} s from this machine's clock"
       end
 
+      # What a job's headers decide (whether it dies, how long somebody waits) counts only if it is signed too.
+      # Without that signature (an older worker has none, or somebody took it away) it is as if it had not been said.
+      def by_headers(env, signature, key)
+        given = env["HTTP_X_JOBQUEUE_HEADERS_SIGNATURE"]
+        if given.nil?
+          SIGNED_HEADERS.each { |name| env.delete(name) }
+          return
+        end
+
+        words = SIGNED_HEADERS.map { |name| env[name].to_s }
+        "wrong signature of the headers" unless any_equal?([hmac(key, [signature, *words].join("."))], given)
+      end
+
+      def hmac(key, text)
+        "sha256=#{OpenSSL::HMAC.hexdigest("SHA256", key, text)}"
+      end
+
       # In constant time, whatever the lengths: digests of both are compared, and all candidates each time.
-      def any_equal?(candidates, given)
+      def equal(candidates, given)
         digest = Digest::SHA256.hexdigest(given)
-        candidates.map { |candidate| Rack::Utils.secure_compare(Digest::SHA256.hexdigest(candidate), digest) }.any?
+        candidates.map { |candidate| Rack::Utils.secure_compare(Digest::SHA256.hexdigest(candidate), digest) }
+      end
+
+      def any_equal?(candidates, given)
+        equal(candidates, given).any?
       end
     end
   end

@@ -90,7 +90,8 @@ module Jobqueue
       def judge(exception, job_class)
         if exception.is_a?(@sidekiq.handled)
           # Middleware has dealt with the job itself (rescheduled it, most often): it must not be run again.
-          report(exception.cause) if exception.cause
+          # What it skips it has dealt with for good: Sidekiq tells nobody either.
+          report(exception.cause) if exception.cause && !exception.is_a?(@sidekiq.skipped)
           return Verdict.failed(exception.cause || exception, discard: true)
         end
         report(exception)

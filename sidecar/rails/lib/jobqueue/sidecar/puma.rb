@@ -1,6 +1,8 @@
 # frozen_string_literal: true
 
 # Puma's configuration for the sidecar: one process, a thread for each job and two for /health and refusals.
+require "json"
+require "time"
 require "jobqueue/sidecar"
 
 settings = Jobqueue::Sidecar.settings
@@ -15,11 +17,15 @@ environment ENV.fetch("RAILS_ENV", "development")
 persistent_timeout 30
 # The plugin interrupts jobs at the stop timeout; Puma itself comes later, for whatever is left.
 force_shutdown_after settings.stop_timeout + 5
+# Puma's own lines, in the same form as the others.
+if settings.log_format == "json"
+  log_formatter { |text| JSON.generate(ts: Time.now.utc.iso8601(3), pid: Process.pid, lvl: "INFO", msg: text) }
+end
 # Since Puma 6: what is too large is not even read.
 http_content_length_limit settings.max_body_bytes if respond_to?(:http_content_length_limit)
 # An error of ours is told to nobody but the log.
 lowlevel_error_handler do |error|
-  $stderr.puts "jobqueue-sidecar: #{error.class.name}"
+  Sidekiq.logger.error("Could not answer a request: #{error.class.name}")
   [500, { "content-type" => "application/json" }, ['{"status":"error","result":"internal error"}']]
 end
 plugin :jobqueue

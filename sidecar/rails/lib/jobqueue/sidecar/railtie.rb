@@ -13,7 +13,22 @@ module Jobqueue
         ActiveSupport.on_load(:active_job) { self.log_arguments = false if respond_to?(:log_arguments=) }
       end
 
-      config.after_initialize { Sidecar.check_database_pool if Sidecar.booted? }
+      config.after_initialize do
+        if Sidecar.booted?
+          Sidecar.log_as_json if Sidecar.settings.log_format == "json"
+          Sidecar.check_database_pool
+        end
+      end
+    end
+
+    # Sidekiq's lines and Rails', which are most often the same stream. After the application has made its loggers.
+    def self.log_as_json
+      [Sidekiq.logger, Rails.logger].compact.uniq.each do |logger|
+        formatter = Sidekiq::Logger::Formatters::JSON.new
+        # Rails keeps the tags of a line in its formatter.
+        formatter.extend(ActiveSupport::TaggedLogging::Formatter) if logger.respond_to?(:tagged)
+        logger.formatter = formatter
+      end
     end
 
     # A pool smaller than the number of jobs at once makes jobs fail that have done nothing wrong.

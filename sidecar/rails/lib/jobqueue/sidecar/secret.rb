@@ -8,6 +8,16 @@ module Jobqueue
       # How old what is known of the file may be, in seconds: as long as the worker keeps its copy.
       MAX_AGE = 10
 
+      # What stands around a secret and is no part of it. As the worker has it: Ruby's own `strip` would take bytes of a key
+      # that the worker signs with (NUL, vertical tab).
+      BLANK = /\A[ \t\n\f\r]+|[ \t\n\f\r]+\z/n.freeze
+
+      class << self
+        def bare(content)
+          content.b.gsub(BLANK, "")
+        end
+      end
+
       def initialize(path, clock: -> { Process.clock_gettime(Process::CLOCK_MONOTONIC) })
         @path = path
         @clock = clock
@@ -31,10 +41,10 @@ module Jobqueue
       private
 
       def read
-        content = File.binread(@path).strip
+        content = self.class.bare(File.binread(@path))
         raise Error, "#{@path} is empty" if content.empty?
 
-        @known = [content, *content.lines.map(&:strip).reject(&:empty?)].uniq
+        @known = [content, *content.lines.map { |line| self.class.bare(line) }.reject(&:empty?)].uniq
         @read_at = @clock.call
       rescue SystemCallError, Error
         # A file that is just being replaced is no reason to stop: what was known may well be valid.

@@ -1,5 +1,7 @@
 # frozen_string_literal: true
 
+require "jobqueue/sidecar/secret"
+
 module Jobqueue
   module Sidecar
     # Everything that can be set, read once from the environment. All problems are told at once.
@@ -10,7 +12,7 @@ module Jobqueue
       LOOPBACK_BIND = %r{\A(?:unix://|\w+://(?:127\.\d+\.\d+\.\d+|\[::1\]|localhost)(?::|/|\?|\z))}.freeze
 
       attr_reader :bind, :concurrency, :stop_timeout, :max_body_bytes, :memory_limit_bytes, :memory_drain_timeout,
-                  :clock_skew, :token_file, :hmac_key_file
+                  :clock_skew, :token_file, :hmac_key_file, :stuck_timeout, :log_format
 
       def initialize(env = ENV)
         @env = env
@@ -27,6 +29,10 @@ module Jobqueue
         @clock_skew = integer("JOBQUEUE_CLOCK_SKEW", 300, 1..86_400)
         @token_file = text("JOBQUEUE_TOKEN_FILE")
         @hmac_key_file = text("JOBQUEUE_HMAC_KEY_FILE")
+        # Longer than a probe takes to act: where there is one, it comes first.
+        seconds = integer("JOBQUEUE_STUCK_TIMEOUT", 60, 0..86_400)
+        @stuck_timeout = seconds.zero? ? nil : seconds
+        @log_format = word("JOBQUEUE_LOG_FORMAT", %w[text json])
         secret_files_hold_something
         strangers_are_refused
         raise Error, @problems.join("\n") unless @problems.empty?
@@ -59,6 +65,13 @@ module Jobqueue
         default
       end
 
+      # One of `words`, the first of which is the default.
+      def word(name, words)
+        value = text(name) || words.first
+        @problems << "#{name}: #{value.inspect}: must be #{words.join(" or ")}" unless words.include?(value)
+        value
+      end
+
       # Jobs are code: whoever may post one may run it. That others can connect has to be meant.
       def strangers_are_refused
         wish = text("JOBQUEUE_WITHOUT_SECRET")
@@ -76,7 +89,7 @@ module Jobqueue
         { "JOBQUEUE_TOKEN_FILE" => token_file, "JOBQUEUE_HMAC_KEY_FILE" => hmac_key_file }.each do |name, path|
           next if path.nil?
 
-          @problems << "#{name}: #{path.inspect}: the file is empty" if File.binread(path).strip.empty?
+          @problems << "#{name}: #{path.inspect}: the file is empty" if Secret.bare(File.binread(path)).empty?
         rescue SystemCallError => e
           @problems << "#{name}: #{path.inspect}: #{e.message.sub(/ @ .*/, "")}"
         end

@@ -31,6 +31,10 @@ module Jobqueue
         Sidekiq::JobRetry::Handled
       end
 
+      def skipped
+        Sidekiq::JobRetry::Skip
+      end
+
       def options
         return Sidekiq.default_configuration if CONFIG_OBJECT
 

@@ -20,6 +20,7 @@ Puma::Plugin.create do
     lifecycle = Jobqueue::Sidecar::Lifecycle.new(app.gate, sidekiq: Jobqueue::Sidecar::SidekiqRuntime.new,
                                                            stop_timeout: Jobqueue::Sidecar.settings.stop_timeout)
     lifecycle.start
+    app.watchdog.start
     %w[TERM INT].each { |signal| before(signal) { lifecycle.stop } }
     # Puma waits for the jobs, and nobody but us for the application's shutdown hooks: five seconds, no more.
     at_exit { @stopping&.join(5) }
