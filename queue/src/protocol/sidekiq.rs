@@ -37,6 +37,8 @@ const DEAD_FOR_MS: u64 = 180 * 86_400 * 1000;
 /// The rank up to which Sidekiq removes the dead: 9,999 stay.
 const DEAD_RANK: i64 = -10_000;
 /// Fields of ours in a job whose process died; Sidekiq carries them like any other that it does not know.
+/// So much of what is no job is read to tell it from others: it may be of any size.
+const REJECTED_READ: usize = 4096;
 const DEATHS: &str = "jobqueue_deaths";
 const INTERRUPTIONS: &str = "jobqueue_interruptions";
 const INTERRUPTED_BY: &str = "jobqueue_interrupted_by";
@@ -122,7 +124,7 @@ impl<'de> Deserialize<'de> for Head {
 }
 
 impl Sidekiq {
-    fn bury(&self, member: Bytes, reason: Reason, now_ms: u64) -> Decision {
+    fn bury(&self, member: Bytes, reason: Reason, now_ms: u64, random: u64) -> Decision {
         let key = self.names.dead();
         // Behind the rank of the last that goes stay those that are kept.
         let rank = match self.dead_max {
@@ -131,7 +133,7 @@ impl Sidekiq {
         };
         let before = time::seconds(now_ms.saturating_sub(DEAD_FOR_MS));
         let effects = vec![
-            Effect::Score { key: key.clone(), score: time::seconds(now_ms), member },
+            Effect::Score { key: key.clone(), score: time::score(now_ms, random), member },
             Effect::TrimSet { key, before, rank },
         ];
         Decision { verdict: Verdict::Dead(reason), effects }
@@ -194,14 +196,15 @@ impl Sidekiq {
             if record.get("dead") == Some(Value::Bool(false)) && !kills {
                 return Decision { verdict: Verdict::GivenUp, effects: Vec::new() };
             }
-            return self.bury(record.write(), failure.reason, now_ms);
+            return self.bury(record.write(), failure.reason, now_ms, chance);
         };
         let count = u64::try_from(count).unwrap_or(0);
-        let delay = self.formula.delay(count, custom, style, random(unique));
+        // Other bits than those of the score: two that wait for equally long should still differ there.
+        let delay = self.formula.delay(count, custom, style, chance >> 16);
         let at_ms = now_ms.saturating_add(u64::try_from(delay.as_millis()).unwrap_or(u64::MAX));
         let effects = vec![Effect::Score {
             key: self.names.retry(),
-            score: time::seconds(at_ms),
+            score: time::score(at_ms, chance),
             member: record.write(),
         }];
         Decision { verdict: Verdict::Retried, effects }
@@ -214,6 +217,7 @@ enum Failed {
     /// It is tried again, after its own delay if it has one.
     Retry(Option<std::time::Duration>),
     /// It is not.
+        let chance = random(unique.as_bytes());
     Kill,
 }
 
@@ -304,8 +308,9 @@ impl Protocol for Sidekiq {
 
     /// Into the dead as it is, as Sidekiq does: there people see it, and nothing is added to what is no object.
     fn reject(&self, raw: &Bytes, why: &NotAJob, _queue: &QueueKeys, now_ms: u64) -> Decision {
-        let reason = why.reason();
-        self.bury(raw.clone(), reason, now_ms)
+        // Whoever finds it has no name for that; its beginning tells it from others well enough.
+        let chance = random(&raw[..raw.len().min(REJECTED_READ)]);
+        self.bury(raw.clone(), why.reason(), now_ms, chance)
     }
 
     /// Back to the list it was fetched from, whose other readers may be Sidekiq's: a list of suspects of ours would
@@ -460,9 +465,9 @@ fn pack(lines: &[String]) -> Option<String> {
 }
 
 /// A number from a name that is never used twice: decisions stay pure, and still differ (FNV-1a, its bits mixed).
-fn random(unique: &str) -> u64 {
-    let hash = unique.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+fn random(unique: &[u8]) -> u64 {
+    let hash = unique.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
     });
     (hash ^ (hash >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 11
 }

@@ -286,6 +286,25 @@ fn a_retry_by_hand_is_free() {
     assert_eq!(&bytes[..], br#"{"class":"A","queue":"q","retry_count":24}"#);
 }
 
+#[test]
+fn jobs_that_fail_within_one_millisecond_have_scores_of_their_own() {
+    for json in [r#"{"class":"A","args":[],"retry":0}"#, r#"{"class":"A","args":[],"retry":true}"#] {
+        let score = |n: u64| {
+            let decision = policy().settle(
+                &job(json),
+                &Outcome::Failed(raised()),
+                &queue(),
+                NOW,
+                &format!("lane-7-{n}"),
+            );
+            let Effect::Score { score, .. } = &decision.effects[0] else { panic!("{decision:?}") };
+            score.clone()
+        };
+        let scores: std::collections::HashSet<String> = (0..100).map(score).collect();
+        assert!(scores.len() >= 85, "{} of 100: by chance five pairs of the dead meet", scores.len());
+    }
+}
+
 proptest! {
     #[test]
     fn a_job_runs_once_more_than_its_retries(max in 0i64..30, count in -1i64..40) {
