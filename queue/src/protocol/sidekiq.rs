@@ -9,6 +9,7 @@ use bytes::Bytes;
 use serde::de::{Error as _, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
+use serde_json::value::RawValue;
 
 use super::record::Record;
 use super::{Delayed, Interruption, Protocol};
@@ -475,6 +476,32 @@ fn random(unique: &[u8]) -> u64 {
 /// A job's JSON without its arguments, for people to look at: that there were some, they see.
 pub fn without_args(raw: &[u8]) -> String {
     let Some(mut record) = Record::read(raw) else { return "{}".into() };
-    record.set_json("args", r#"["..."]"#.into());
-    String::from_utf8_lossy(&record.write()).into_owned()
+    let shown = record.json("args").and_then(wrapped_without_args).unwrap_or_else(|| CUT.into());
+    record.set_json("args", format!("[{shown}]"));
+    record.to_json()
+}
+
+/// Of an argument or a field that people look at, what is longer is not shown.
+const SHOWN_VALUE: usize = 256;
+/// What stands for a value that is not shown.
+const CUT: &str = r#""...""#;
+
+/// The one argument of a job that wraps another, with that one's own arguments cut. Sidekiq's page looks into it to show
+/// what is wrapped, and for a mail also into its arguments: the mailer, its method, how it is sent, then an object.
+fn wrapped_without_args(args: &str) -> Option<String> {
+    let args: Vec<&RawValue> = serde_json::from_str(args).ok()?;
+    let mut inner = Record::read(args.first()?.get().as_bytes())?;
+    let arguments: Vec<&RawValue> = serde_json::from_str(inner.json("arguments")?).ok()?;
+    let (leading, rest) = arguments.split_at(arguments.len().min(3));
+    let is_shown = |json: &str| json.starts_with('"') && json.len() <= SHOWN_VALUE;
+    let mut shown: Vec<&str> =
+        leading.iter().map(|json| if is_shown(json.get()) { json.get() } else { CUT }).collect();
+    if let Some(next) = rest.first() {
+        let is_mail = Record::read(next.get().as_bytes()).is_some_and(|mail| mail.has("args"));
+        shown.push(if is_mail { r#"{"params":{},"args":["..."]}"# } else { CUT });
+    }
+    let shown = format!("[{}]", shown.join(","));
+    inner.cut(SHOWN_VALUE, CUT);
+    inner.set_json("arguments", shown);
+    Some(inner.to_json())
 }

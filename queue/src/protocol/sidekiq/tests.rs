@@ -305,6 +305,28 @@ fn jobs_that_fail_within_one_millisecond_have_scores_of_their_own() {
     }
 }
 
+#[test]
+fn what_is_shown_of_a_large_job_has_the_shape_in_which_sidekiqs_page_looks_for_its_name() {
+    let long = "x".repeat(5000);
+    let shown = |args: &str| {
+        let job = format!(r#"{{"class":"W","wrapped":"M","args":{args},"jid":"j"}}"#);
+        let shown: Value = serde_json::from_str(&without_args(job.as_bytes())).unwrap();
+        assert_eq!((&shown["wrapped"], &shown["jid"]), (&"M".into(), &"j".into()));
+        shown["args"].to_string()
+    };
+    assert_eq!(shown(&format!(r#"["{long}",1]"#)), r#"["..."]"#);
+    assert_eq!(shown(&format!(r#"[{{"a":"{long}"}}]"#)), r#"["..."]"#, "it wraps nothing");
+    assert_eq!(shown("[]"), r#"["..."]"#);
+    let mail = format!(
+        r#"[{{"job_class":"M","locale":"{long}","executions":0,"arguments":["Mailer","welcome","deliver_now",{{"params":{{"a":1}},"args":["{long}"]}}]}}]"#
+    );
+    let expected = r#"[{"job_class":"M","locale":"...","executions":0,"arguments":["Mailer","welcome","deliver_now",{"params":{},"args":["..."]}]}]"#;
+    assert_eq!(shown(&mail), expected);
+    let plain = format!(r#"[{{"job_class":"M","arguments":["{long}",2,"short",{{"k":1}},5]}}]"#);
+    assert_eq!(shown(&plain), r#"[{"job_class":"M","arguments":["...","...","short","..."]}]"#);
+    assert_eq!(without_args(b"nothing"), "{}");
+}
+
 proptest! {
     #[test]
     fn a_job_runs_once_more_than_its_retries(max in 0i64..30, count in -1i64..40) {

@@ -21,6 +21,11 @@ def shape(json)
     "times" => TIMES.map { |time| job[time].class.name }, "lines" => lines.size, "line" => lines.first[/in [`'].*/] }
 end
 
+# What the page Busy says of what runs: the name of each job, and the last that it shows of its arguments.
+def names_of_work
+  work.map { |one| Sidekiq::JobRecord.new(one["job"]) }.map { |job| [job.display_class, job.display_args.flatten.last] }.sort
+end
+
 # How long a job waits for its retry, in seconds.
 def wait_of(json, score)
   job = JSON.parse(json)
