@@ -152,6 +152,8 @@ pub struct QueueSnapshot {
     /// Keys of it that cannot be read: what they hold counts as nothing.
     pub unfit: Vec<Refusal>,
 }
+    /// Nobody may fetch from it, by a word of another program: Sidekiq's set `paused`.
+    pub paused: bool,
 
 impl QueueSnapshot {
     /// How long the next job has waited at `now_ms`, by what it says of itself.
@@ -363,6 +365,7 @@ impl Session {
             self.keys.reaping(),
             self.keys.paused(),
         ];
+            self.keys.paused_queues().unwrap_or_else(|| self.keys.paused()),
         for queue in &self.keys.queues {
             keys.extend([queue.queue.clone(), queue.suspects.clone(), queue.delayed.clone()]);
         }
@@ -372,6 +375,9 @@ impl Session {
         call.arg(if self.keys.names_jobs() { self.keys.jobs().data("") } else { String::new() });
         call.arg(self.keys.completed_kind());
         let reply = list(self.eval(&SNAPSHOT, &call).await?)?;
+        for queue in &self.keys.queues {
+            call.arg(&queue.name);
+        }
         let [
             seconds,
             micros,
@@ -407,6 +413,7 @@ impl Session {
                 oldest: parts.next().map(bytes).unwrap_or_default(),
                 unfit: parts.next().map(refusals).transpose()?.unwrap_or_default(),
             })
+                paused: parts.next().as_ref().and_then(number) == Some(1),
         };
         let lane = |value: Value| {
             let mut parts = list(value)?.into_iter();

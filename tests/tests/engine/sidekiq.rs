@@ -105,6 +105,20 @@ async fn due_jobs_of_every_queue_are_promoted_and_others_stay() {
 }
 
 #[tokio::test]
+async fn a_look_says_which_queues_sidekiq_has_paused() {
+    let (mut bench, names) = bench(json!({})).await;
+    let paused = async |bench: &Bench| -> Vec<bool> {
+        let snapshot = bench.session().snapshot(CONSUMING).await.unwrap();
+        snapshot.queues.iter().map(|queue| queue.paused).collect()
+    };
+    assert_eq!(paused(&bench).await, [false, false]);
+    bench.redis.sadd::<_, _, ()>(names.paused(), &["seldom", "of-others"]).await.unwrap();
+    assert_eq!(paused(&bench).await, [false, true]);
+    bench.redis.set::<_, _, ()>(names.paused(), "no set").await.unwrap();
+    assert_eq!(paused(&bench).await, [false, false]);
+}
+
+#[tokio::test]
 async fn slots_are_given_to_queues_as_drawn_and_to_others_where_one_is_empty() {
     let (mut bench, _) = bench(json!({})).await;
     let (often, seldom) = (bench.high().queue, bench.low().queue);
