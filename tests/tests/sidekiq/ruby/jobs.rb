@@ -52,6 +52,16 @@ class Tenth
   end
 end
 
+# Fails the first time, wherever that is.
+class SecondTime
+  include Sidekiq::Worker
+  sidekiq_options retry: 1
+  def perform(number)
+    ran(self, [number])
+    raise "the first time" if Sidekiq.redis { |redis| redis.call("SADD", "tried", number) } == 1
+  end
+end
+
 # Runs until it is let go.
 class Patient
   include Sidekiq::Worker
