@@ -37,9 +37,9 @@ const FAILURE_FIELDS: usize = 128 * 1024;
 const DEAD_FOR_MS: u64 = 180 * 86_400 * 1000;
 /// The rank up to which Sidekiq removes the dead: 9,999 stay.
 const DEAD_RANK: i64 = -10_000;
-/// Fields of ours in a job whose process died; Sidekiq carries them like any other that it does not know.
 /// So much of what is no job is read to tell it from others: it may be of any size.
 const REJECTED_READ: usize = 4096;
+/// Fields of ours in a job whose process died; Sidekiq carries them like any other that it does not know.
 const DEATHS: &str = "jobqueue_deaths";
 const INTERRUPTIONS: &str = "jobqueue_interruptions";
 const INTERRUPTED_BY: &str = "jobqueue_interrupted_by";
@@ -64,15 +64,16 @@ pub struct Sidekiq {
 }
 
 /// What we read of a job. Fields that may have any type are taken as they are: a job that Sidekiq would run must not
-/// be refused for a field that it does not look at. Of two with one name the last counts, as in Ruby.
+/// be refused for a field that it does not look at. Of two with one name the last counts, as in Ruby. Every job is read,
+/// so nothing is copied that nobody keeps.
 #[derive(Default)]
-struct Head {
-    class: Value,
-    jid: Value,
-    queue: Value,
-    retry_count: Value,
-    jobqueue_deaths: Value,
-    jobqueue_interruptions: Value,
+struct Head<'a> {
+    class: Option<&'a RawValue>,
+    jid: Option<&'a RawValue>,
+    queue: Option<&'a RawValue>,
+    retry_count: Option<&'a RawValue>,
+    jobqueue_deaths: Option<&'a RawValue>,
+    jobqueue_interruptions: Option<&'a RawValue>,
 }
 
 #[derive(Deserialize)]
@@ -88,39 +89,65 @@ enum HeadField {
     Other,
 }
 
-impl<'de> Deserialize<'de> for Head {
+impl<'de> Deserialize<'de> for Head<'de> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Fields;
         impl<'de> Visitor<'de> for Fields {
-            type Value = Head;
+            type Value = Head<'de>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("an object")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Head, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
                 let mut head = Head::default();
                 while let Some(field) = map.next_key()? {
                     match field {
-                        HeadField::Class => head.class = map.next_value()?,
-                        HeadField::Jid => head.jid = map.next_value()?,
-                        HeadField::Queue => head.queue = map.next_value()?,
-                        HeadField::RetryCount => head.retry_count = map.next_value()?,
-                        HeadField::JobqueueDeaths => head.jobqueue_deaths = map.next_value()?,
-                        HeadField::JobqueueInterruptions => head.jobqueue_interruptions = map.next_value()?,
+                        HeadField::Class => head.class = Some(map.next_value()?),
+                        HeadField::Jid => head.jid = Some(map.next_value()?),
+                        HeadField::Queue => head.queue = Some(map.next_value()?),
+                        HeadField::RetryCount => head.retry_count = Some(map.next_value()?),
+                        HeadField::JobqueueDeaths => head.jobqueue_deaths = Some(map.next_value()?),
+                        HeadField::JobqueueInterruptions => {
+                            head.jobqueue_interruptions = Some(map.next_value()?)
+                        }
                         HeadField::Other => {
                             map.next_value::<IgnoredAny>()?;
                         }
                     }
                 }
-                match head.class {
-                    Value::Null => Err(A::Error::missing_field("class")),
-                    Value::String(_) => Ok(head),
+                match head.class.map_or("null", RawValue::get) {
+                    "null" => Err(A::Error::missing_field("class")),
+                    class if class.starts_with('"') => Ok(head),
                     _ => Err(A::Error::custom("class: must be a text")),
                 }
             }
         }
         deserializer.deserialize_map(Fields)
+    }
+}
+
+impl Head<'_> {
+    fn fields(&self) -> Result<Fields, serde_json::Error> {
+        let text = |field: Option<&RawValue>| match field.map(|json| serde_json::from_str(json.get())) {
+            None => Ok(String::new()),
+            Some(value) => value.map(|value| match value {
+                Value::String(text) => text,
+                Value::Null => String::new(),
+                other => other.to_string(),
+            }),
+        };
+        let whole = |field: Option<&RawValue>| field.and_then(|json| json.get().parse::<u32>().ok());
+        let count = self.retry_count.and_then(|json| json.get().parse::<i64>().ok());
+        let failures = count.map_or(0, |count| count.saturating_add(1));
+        Ok(Fields {
+            retries: u32::try_from(failures.max(0)).unwrap_or(u32::MAX),
+            deaths: whole(self.jobqueue_deaths).unwrap_or(0),
+            interruptions: whole(self.jobqueue_interruptions).unwrap_or(0),
+            id: text(self.jid)?,
+            priority: text(self.queue)?,
+            ..Fields::default()
+        })
     }
 }
 
@@ -189,6 +216,7 @@ impl Sidekiq {
             record.remove(DEATHS);
             record.remove(INTERRUPTED_BY);
         }
+        let chance = random(unique.as_bytes());
         let custom = match kind {
             Failed::Kill => None,
             Failed::Retry(custom) => (!self.is_exhausted(&record, count, style, now_ms)).then_some(custom),
@@ -218,7 +246,6 @@ enum Failed {
     /// It is tried again, after its own delay if it has one.
     Retry(Option<std::time::Duration>),
     /// It is not.
-        let chance = random(unique.as_bytes());
     Kill,
 }
 
@@ -236,28 +263,11 @@ impl Protocol for Sidekiq {
         if depth(&raw) > MAX_DEPTH {
             return Err((raw, NotAJob::Malformed(format!("nested more than {MAX_DEPTH} levels deep"))));
         }
-        if std::str::from_utf8(&raw).is_err() {
+        let Ok(json) = std::str::from_utf8(&raw) else {
             return Err((raw, NotAJob::Malformed("not UTF-8".into())));
-        }
-        match serde_json::from_slice::<Head>(&raw) {
-            Ok(head) => {
-                let whole = |value: &Value| value.as_u64().and_then(|number| u32::try_from(number).ok());
-                let text = |value: Value| match value {
-                    Value::String(text) => text,
-                    Value::Null => String::new(),
-                    other => other.to_string(),
-                };
-                let failures = head.retry_count.as_i64().map_or(0, |count| count.saturating_add(1));
-                let fields = Fields {
-                    retries: u32::try_from(failures.max(0)).unwrap_or(u32::MAX),
-                    deaths: whole(&head.jobqueue_deaths).unwrap_or(0),
-                    interruptions: whole(&head.jobqueue_interruptions).unwrap_or(0),
-                    id: text(head.jid),
-                    priority: text(head.queue),
-                    ..Fields::default()
-                };
-                Ok(Job { raw, fields })
-            }
+        };
+        match serde_json::from_str::<Head<'_>>(json).and_then(|head| head.fields()) {
+            Ok(fields) => Ok(Job { raw, fields }),
             Err(error) => Err((raw, NotAJob::Malformed(describe(&error)))),
         }
     }
