@@ -29,6 +29,8 @@ pub struct Seen {
     pub backlog: u64,
     /// The same, of queues whose breaker is open.
     pub blocked: u64,
+    /// The same, of queues from which nobody may fetch.
+    pub held: u64,
     /// Jobs that workers hold.
     pub in_flight: u64,
     /// Attempts that have ended so far, done or failed. Starts again at 0 when Redis has lost its data.

@@ -59,6 +59,7 @@ impl Engine {
             },
             dead_letters: if sidekiq { names.dead() } else { worker.dead_letter_list.clone() },
             dead_letters_sorted: sidekiq,
+            paused_queues: sidekiq.then(|| names.paused()),
             by_name,
             shards: u16::try_from(worker.shards).unwrap_or(u16::MAX),
             cluster: config.redis.cluster,

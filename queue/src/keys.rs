@@ -76,6 +76,8 @@ pub struct Naming {
     pub dead_letters: String,
     /// They are a sorted set, by the time they were given up, and not a list.
     pub dead_letters_sorted: bool,
+    /// A set of the names of queues that nobody may fetch from, where another program has one.
+    pub paused_queues: Option<String>,
     /// The queues hold only the names of jobs; the completed are then a sorted set of names.
     pub by_name: bool,
     /// How many shards.
@@ -175,6 +177,10 @@ impl Keys {
     /// While it exists, nobody reserves.
     pub fn paused(&self) -> String {
         self.own("paused")
+    }
+    /// The names of queues that nobody may fetch from, where another program has such a set.
+    pub fn paused_queues(&self) -> Option<String> {
+        self.naming.paused_queues.as_deref().map(|key| self.tagged(key))
     }
     /// While it exists, this process reserves nothing.
     pub fn quiet(&self, process: &str) -> String {
@@ -372,6 +378,7 @@ pub(crate) mod tests {
             completed: "jobqueue:completed".into(),
             dead_letters: "jobqueue:dead_letter".into(),
             dead_letters_sorted: false,
+            paused_queues: None,
             by_name: false,
             shards,
             cluster,

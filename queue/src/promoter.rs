@@ -15,6 +15,8 @@ pub struct Promoted {
     pub moved: usize,
     /// There are more: come again at once.
     pub more: bool,
+    /// Jobs that stay because their queue cannot be used.
+    pub refused: usize,
 }
 
 /// Promotes the due jobs of every queue of the session's shard, page by page. A queue whose keys cannot be used does
@@ -40,8 +42,10 @@ async fn promote(
     started: Instant,
     promoted: &mut Promoted,
 ) -> Result<(), StoreError> {
+    // Those that were refused stay in front: what is behind them must not wait for them.
+    let (mut refused, mut moved) = (0, 0);
     loop {
-        let page = session.page(&delayed.key, delayed.kind, PAGE_COUNT).await?;
+        let page = session.page_after(&delayed.key, delayed.kind, refused as u64, PAGE_COUNT).await?;
         if page.entries.is_empty() {
             return Ok(());
         }
@@ -50,13 +54,14 @@ async fn promote(
             .map(|member| (member.clone(), protocol.promote(member, &delayed.queue, now_ms)))
             .collect();
         let statuses = session.promote(&delayed.key, &moves).await?;
-        let settled = statuses.iter().filter(|status| **status == Status::Settled).count();
+        let count = |wanted: Status| statuses.iter().filter(|status| **status == wanted).count();
+        let (settled, stayed) = (count(Status::Settled), count(Status::Refused));
+        (moved, refused) = (moved + settled, refused + stayed);
         promoted.moved += settled;
-        if statuses.contains(&Status::Refused) && settled == 0 {
-            return Ok(());
-        }
+        promoted.refused += stayed;
         if started.elapsed() > PASS_BUDGET {
-            promoted.more = true;
+            // The next pass begins at the front again: where nothing but refusals was found there is no hurry.
+            promoted.more |= moved > 0 || refused == 0;
             return Ok(());
         }
     }

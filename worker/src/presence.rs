@@ -1,7 +1,7 @@
 //! What Sidekiq's API and its web page see of this process, and what people tell it there: its entry in `processes`
 //! with what it runs and has done; quiet, stop and dump; queues that are paused.
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -45,6 +45,8 @@ pub struct Presence {
     quieted: AtomicBool,
     paused: Vec<AtomicBool>,
     running: Mutex<HashMap<Place, Running>>,
+    /// How many those are. A job whose handler needs no time is never among them, and must not wait for their lock.
+    shown: AtomicUsize,
 }
 
 struct Running {
@@ -96,6 +98,7 @@ impl Presence {
             quieted: AtomicBool::new(false),
             paused: worker.priorities.iter().map(|_| AtomicBool::new(false)).collect(),
             running: Mutex::default(),
+            shown: AtomicUsize::new(0),
         }
     }
 
@@ -122,23 +125,30 @@ impl Presence {
             raw: job.raw.clone(),
             since: Instant::now(),
         };
-        self.running().insert(place, running);
+        if self.running().insert(place, running).is_none() {
+            self.shown.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// A job does not run any more.
     pub fn ended(&self, place: Place) {
-        self.running().remove(&place);
+        // Whoever ends a job has started it: what that added here, it sees.
+        if self.shown.load(Ordering::Relaxed) > 0 && self.running().remove(&place).is_some() {
+            self.shown.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 
     /// A job that ran was settled: counted as Sidekiq counts, every run as processed and a failed one as both.
     pub fn settled(&self, verdict: Verdict) {
         let failed = match verdict {
-            Verdict::Done | Verdict::Discarded => 0,
-            Verdict::Retried | Verdict::GivenUp | Verdict::Dead(_) => 1,
+            Verdict::Done | Verdict::Discarded => false,
+            Verdict::Retried | Verdict::GivenUp | Verdict::Dead(_) => true,
             Verdict::Released | Verdict::Suspected | Verdict::Dropped => return,
         };
         self.processed.fetch_add(1, Ordering::Relaxed);
-        self.failed.fetch_add(failed, Ordering::Relaxed);
+        if failed {
+            self.failed.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     fn running(&self) -> MutexGuard<'_, HashMap<Place, Running>> {

@@ -44,8 +44,9 @@ impl History {
             self.wish(seen.current);
             return 0;
         }
-        // Jobs that leave the blocked ones were counted, or left out, when they came.
-        let unblocked = last.blocked.saturating_sub(seen.blocked);
+        // Jobs that leave the blocked ones, or those of a paused queue, were counted, or left out, when they came.
+        let freed = |of: fn(&Seen) -> u64| of(&last).saturating_sub(of(seen));
+        let unblocked = freed(|seen| seen.blocked).saturating_add(freed(|seen| seen.held));
         let came = total(seen).saturating_sub(total(&last).saturating_add(unblocked));
         // A clock that was set back says nothing about how long this took.
         let Some(elapsed_ms) = seen.now_ms.checked_sub(last.now_ms) else { return came };
@@ -107,7 +108,7 @@ impl History {
     }
 }
 
-/// All that came so far, but for what is blocked.
+/// All that came so far, but for what is blocked or held.
 fn total(seen: &Seen) -> u64 {
     seen.backlog.saturating_add(seen.in_flight).saturating_add(seen.finished)
 }

@@ -197,6 +197,17 @@ fn a_paused_queue_starts_nobody() {
 }
 
 #[test]
+fn jobs_of_a_queue_that_sidekiq_has_paused_ask_for_nobody_and_are_no_arrivals_when_it_is_resumed() {
+    assert_eq!(once(Seen { held: 10_000, ..seen(0, 0, 0) }, &spec()).replicas, 0);
+    assert_eq!(once(Seen { held: 10_000, ..seen(35, 0, 0) }, &spec()).replicas, 4);
+    let mut queue = Queue::new(Seen { held: 35, ..seen(0, 0, 0) }, spec());
+    queue.look();
+    queue.seen = Seen { held: 0, backlog: 35, now_ms: queue.seen.now_ms + 1000, ..queue.seen };
+    let decision = queue.look();
+    assert_eq!((decision.replicas, decision.inputs.arrivals_per_minute), (4, 0));
+}
+
+#[test]
 fn hole_while_run_times_are_unknown_the_number_of_jobs_decides_alone() {
     let spec = Scaling { target_latency: Some(Duration::from_secs(1)), ..spec() };
     let decision = once(seen(25, 0, 0), &spec);

@@ -16,6 +16,8 @@ pub struct Figures {
     pub oldest: Vec<Option<u64>>,
     /// Of each queue, whether its breaker is open.
     pub open: Vec<bool>,
+    /// Of each queue, whether nobody may fetch from it.
+    pub held: Vec<bool>,
     /// Of each queue, what is due.
     pub due_by_queue: Vec<u64>,
     /// Held by workers.
@@ -45,10 +47,12 @@ impl Figures {
         self.delayed_by_queue.resize(queues, 0);
         self.oldest.resize(queues, None);
         self.open.resize(queues, false);
+        self.held.resize(queues, false);
         for (at, queue) in snapshot.queues.iter().enumerate() {
             self.waiting[at] += queue.waiting + queue.suspects;
             self.delayed_by_queue[at] += queue.delayed;
             self.due_by_queue[at] += queue.due;
+            self.held[at] |= queue.paused;
             let age =
                 queue.oldest_age(snapshot.now_ms).map(|age| u64::try_from(age.as_millis()).unwrap_or(0));
             let since = age.map(|age| snapshot.now_ms.saturating_sub(age));
@@ -74,13 +78,25 @@ impl Figures {
         self.due_by_queue.iter().sum()
     }
 
-    /// What workers could run now: of queues whose breaker is closed, and of those whose is open.
+    /// What workers could run now: of queues whose breaker is closed, and of those whose is open. What nobody may fetch
+    /// is neither.
     pub(super) fn backlog(&self) -> (u64, u64) {
-        let of = |wanted: bool| {
-            let queues = self.waiting.iter().zip(&self.due_by_queue).zip(&self.open);
-            queues.filter(|(_, open)| **open == wanted).map(|((waiting, due), _)| waiting + due).sum()
-        };
+        let of = |wanted: bool| self.sum(|at| !self.is_held(at) && self.open.get(at) == Some(&wanted));
         (of(false), of(true))
+    }
+
+    /// What waits where nobody may fetch it.
+    pub(super) fn held(&self) -> u64 {
+        self.sum(|at| self.is_held(at))
+    }
+
+    fn is_held(&self, queue: usize) -> bool {
+        self.held.get(queue) == Some(&true)
+    }
+
+    fn sum(&self, of: impl Fn(usize) -> bool) -> u64 {
+        let queues = self.waiting.iter().zip(&self.due_by_queue).enumerate();
+        queues.filter(|(at, _)| of(*at)).map(|(_, (waiting, due))| waiting + due).sum()
     }
 
     /// Whether no job waits or runs.
@@ -132,6 +148,7 @@ pub(super) fn open_breakers(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use jobqueue::store::QueueSnapshot;
 
     fn lane(process: &str, breakers: &str) -> LaneSnapshot {
         LaneSnapshot { pod_uid: process.into(), breakers: breakers.into(), ..LaneSnapshot::default() }
@@ -163,6 +180,17 @@ mod tests {
         };
         assert_eq!(figures.backlog(), (6, 9));
         assert_eq!((figures.due(), figures.delayed()), (3, 20));
+    }
+
+    #[test]
+    fn what_sidekiq_has_paused_is_no_backlog() {
+        let queue = |waiting, paused| QueueSnapshot { waiting, paused, ..QueueSnapshot::default() };
+        let mut figures = Figures::default();
+        figures.add(&Snapshot { queues: vec![queue(5, false), queue(10_000, true)], ..Snapshot::default() });
+        assert_eq!((figures.backlog(), figures.held()), ((5, 0), 10_000));
+        assert!(!figures.is_empty(), "it still waits");
+        figures.open = vec![false, true];
+        assert_eq!(figures.backlog(), (5, 0), "nobody needs to try it");
     }
 
     #[test]

@@ -339,6 +339,7 @@ fn decision(watched: &mut Watched, now: &Observation) -> Option<Decision> {
         now_ms: now.figures.now_ms,
         backlog,
         blocked,
+        held: now.figures.held(),
         in_flight: now.figures.in_flight,
         finished: now.figures.finished,
         busy_ms: now.figures.busy_ms,

@@ -39,10 +39,22 @@ impl<'a> Record<'a> {
         self.0.iter().any(|(field, _)| field == name)
     }
 
+    /// The JSON text of a field.
+    pub fn json(&self, name: &str) -> Option<&str> {
+        let (_, text) = self.0.iter().rev().find(|(field, _)| field == name)?;
+        Some(text.get())
+    }
+
+    /// Puts `instead` in the place of every value whose JSON is longer than `most`.
+    pub fn cut(&mut self, most: usize, instead: &str) {
+        for (_, text) in self.0.iter_mut().filter(|(_, text)| text.get().len() > most) {
+            *text = Text::New(instead.to_owned());
+        }
+    }
+
     /// A field, if it is there; of two with one name the last counts, as in Ruby.
     pub fn get(&self, name: &str) -> Option<Value> {
-        let (_, text) = self.0.iter().rev().find(|(field, _)| field == name)?;
-        serde_json::from_str(text.get()).ok()
+        serde_json::from_str(self.json(name)?).ok()
     }
 
     /// The JSON text of a field, if it is there.

@@ -9,6 +9,7 @@ use bytes::Bytes;
 use serde::de::{Error as _, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
+use serde_json::value::RawValue;
 
 use super::record::Record;
 use super::{Delayed, Interruption, Protocol};
@@ -36,6 +37,8 @@ const FAILURE_FIELDS: usize = 128 * 1024;
 const DEAD_FOR_MS: u64 = 180 * 86_400 * 1000;
 /// The rank up to which Sidekiq removes the dead: 9,999 stay.
 const DEAD_RANK: i64 = -10_000;
+/// So much of what is no job is read to tell it from others: it may be of any size.
+const REJECTED_READ: usize = 4096;
 /// Fields of ours in a job whose process died; Sidekiq carries them like any other that it does not know.
 const DEATHS: &str = "jobqueue_deaths";
 const INTERRUPTIONS: &str = "jobqueue_interruptions";
@@ -61,15 +64,16 @@ pub struct Sidekiq {
 }
 
 /// What we read of a job. Fields that may have any type are taken as they are: a job that Sidekiq would run must not
-/// be refused for a field that it does not look at. Of two with one name the last counts, as in Ruby.
+/// be refused for a field that it does not look at. Of two with one name the last counts, as in Ruby. Every job is read,
+/// so nothing is copied that nobody keeps.
 #[derive(Default)]
-struct Head {
-    class: Value,
-    jid: Value,
-    queue: Value,
-    retry_count: Value,
-    jobqueue_deaths: Value,
-    jobqueue_interruptions: Value,
+struct Head<'a> {
+    class: Option<&'a RawValue>,
+    jid: Option<&'a RawValue>,
+    queue: Option<&'a RawValue>,
+    retry_count: Option<&'a RawValue>,
+    jobqueue_deaths: Option<&'a RawValue>,
+    jobqueue_interruptions: Option<&'a RawValue>,
 }
 
 #[derive(Deserialize)]
@@ -85,34 +89,36 @@ enum HeadField {
     Other,
 }
 
-impl<'de> Deserialize<'de> for Head {
+impl<'de> Deserialize<'de> for Head<'de> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Fields;
         impl<'de> Visitor<'de> for Fields {
-            type Value = Head;
+            type Value = Head<'de>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("an object")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Head, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
                 let mut head = Head::default();
                 while let Some(field) = map.next_key()? {
                     match field {
-                        HeadField::Class => head.class = map.next_value()?,
-                        HeadField::Jid => head.jid = map.next_value()?,
-                        HeadField::Queue => head.queue = map.next_value()?,
-                        HeadField::RetryCount => head.retry_count = map.next_value()?,
-                        HeadField::JobqueueDeaths => head.jobqueue_deaths = map.next_value()?,
-                        HeadField::JobqueueInterruptions => head.jobqueue_interruptions = map.next_value()?,
+                        HeadField::Class => head.class = Some(map.next_value()?),
+                        HeadField::Jid => head.jid = Some(map.next_value()?),
+                        HeadField::Queue => head.queue = Some(map.next_value()?),
+                        HeadField::RetryCount => head.retry_count = Some(map.next_value()?),
+                        HeadField::JobqueueDeaths => head.jobqueue_deaths = Some(map.next_value()?),
+                        HeadField::JobqueueInterruptions => {
+                            head.jobqueue_interruptions = Some(map.next_value()?)
+                        }
                         HeadField::Other => {
                             map.next_value::<IgnoredAny>()?;
                         }
                     }
                 }
-                match head.class {
-                    Value::Null => Err(A::Error::missing_field("class")),
-                    Value::String(_) => Ok(head),
+                match head.class.map_or("null", RawValue::get) {
+                    "null" => Err(A::Error::missing_field("class")),
+                    class if class.starts_with('"') => Ok(head),
                     _ => Err(A::Error::custom("class: must be a text")),
                 }
             }
@@ -121,8 +127,32 @@ impl<'de> Deserialize<'de> for Head {
     }
 }
 
+impl Head<'_> {
+    fn fields(&self) -> Result<Fields, serde_json::Error> {
+        let text = |field: Option<&RawValue>| match field.map(|json| serde_json::from_str(json.get())) {
+            None => Ok(String::new()),
+            Some(value) => value.map(|value| match value {
+                Value::String(text) => text,
+                Value::Null => String::new(),
+                other => other.to_string(),
+            }),
+        };
+        let whole = |field: Option<&RawValue>| field.and_then(|json| json.get().parse::<u32>().ok());
+        let count = self.retry_count.and_then(|json| json.get().parse::<i64>().ok());
+        let failures = count.map_or(0, |count| count.saturating_add(1));
+        Ok(Fields {
+            retries: u32::try_from(failures.max(0)).unwrap_or(u32::MAX),
+            deaths: whole(self.jobqueue_deaths).unwrap_or(0),
+            interruptions: whole(self.jobqueue_interruptions).unwrap_or(0),
+            id: text(self.jid)?,
+            priority: text(self.queue)?,
+            ..Fields::default()
+        })
+    }
+}
+
 impl Sidekiq {
-    fn bury(&self, member: Bytes, reason: Reason, now_ms: u64) -> Decision {
+    fn bury(&self, member: Bytes, reason: Reason, now_ms: u64, random: u64) -> Decision {
         let key = self.names.dead();
         // Behind the rank of the last that goes stay those that are kept.
         let rank = match self.dead_max {
@@ -131,7 +161,7 @@ impl Sidekiq {
         };
         let before = time::seconds(now_ms.saturating_sub(DEAD_FOR_MS));
         let effects = vec![
-            Effect::Score { key: key.clone(), score: time::seconds(now_ms), member },
+            Effect::Score { key: key.clone(), score: time::score(now_ms, random), member },
             Effect::TrimSet { key, before, rank },
         ];
         Decision { verdict: Verdict::Dead(reason), effects }
@@ -186,6 +216,7 @@ impl Sidekiq {
             record.remove(DEATHS);
             record.remove(INTERRUPTED_BY);
         }
+        let chance = random(unique.as_bytes());
         let custom = match kind {
             Failed::Kill => None,
             Failed::Retry(custom) => (!self.is_exhausted(&record, count, style, now_ms)).then_some(custom),
@@ -194,14 +225,15 @@ impl Sidekiq {
             if record.get("dead") == Some(Value::Bool(false)) && !kills {
                 return Decision { verdict: Verdict::GivenUp, effects: Vec::new() };
             }
-            return self.bury(record.write(), failure.reason, now_ms);
+            return self.bury(record.write(), failure.reason, now_ms, chance);
         };
         let count = u64::try_from(count).unwrap_or(0);
-        let delay = self.formula.delay(count, custom, style, random(unique));
+        // Other bits than those of the score: two that wait for equally long should still differ there.
+        let delay = self.formula.delay(count, custom, style, chance >> 16);
         let at_ms = now_ms.saturating_add(u64::try_from(delay.as_millis()).unwrap_or(u64::MAX));
         let effects = vec![Effect::Score {
             key: self.names.retry(),
-            score: time::seconds(at_ms),
+            score: time::score(at_ms, chance),
             member: record.write(),
         }];
         Decision { verdict: Verdict::Retried, effects }
@@ -231,28 +263,11 @@ impl Protocol for Sidekiq {
         if depth(&raw) > MAX_DEPTH {
             return Err((raw, NotAJob::Malformed(format!("nested more than {MAX_DEPTH} levels deep"))));
         }
-        if std::str::from_utf8(&raw).is_err() {
+        let Ok(json) = std::str::from_utf8(&raw) else {
             return Err((raw, NotAJob::Malformed("not UTF-8".into())));
-        }
-        match serde_json::from_slice::<Head>(&raw) {
-            Ok(head) => {
-                let whole = |value: &Value| value.as_u64().and_then(|number| u32::try_from(number).ok());
-                let text = |value: Value| match value {
-                    Value::String(text) => text,
-                    Value::Null => String::new(),
-                    other => other.to_string(),
-                };
-                let failures = head.retry_count.as_i64().map_or(0, |count| count.saturating_add(1));
-                let fields = Fields {
-                    retries: u32::try_from(failures.max(0)).unwrap_or(u32::MAX),
-                    deaths: whole(&head.jobqueue_deaths).unwrap_or(0),
-                    interruptions: whole(&head.jobqueue_interruptions).unwrap_or(0),
-                    id: text(head.jid),
-                    priority: text(head.queue),
-                    ..Fields::default()
-                };
-                Ok(Job { raw, fields })
-            }
+        };
+        match serde_json::from_str::<Head<'_>>(json).and_then(|head| head.fields()) {
+            Ok(fields) => Ok(Job { raw, fields }),
             Err(error) => Err((raw, NotAJob::Malformed(describe(&error)))),
         }
     }
@@ -304,8 +319,9 @@ impl Protocol for Sidekiq {
 
     /// Into the dead as it is, as Sidekiq does: there people see it, and nothing is added to what is no object.
     fn reject(&self, raw: &Bytes, why: &NotAJob, _queue: &QueueKeys, now_ms: u64) -> Decision {
-        let reason = why.reason();
-        self.bury(raw.clone(), reason, now_ms)
+        // Whoever finds it has no name for that; its beginning tells it from others well enough.
+        let chance = random(&raw[..raw.len().min(REJECTED_READ)]);
+        self.bury(raw.clone(), why.reason(), now_ms, chance)
     }
 
     /// Back to the list it was fetched from, whose other readers may be Sidekiq's: a list of suspects of ours would
@@ -460,9 +476,9 @@ fn pack(lines: &[String]) -> Option<String> {
 }
 
 /// A number from a name that is never used twice: decisions stay pure, and still differ (FNV-1a, its bits mixed).
-fn random(unique: &str) -> u64 {
-    let hash = unique.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+fn random(unique: &[u8]) -> u64 {
+    let hash = unique.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
     });
     (hash ^ (hash >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 11
 }
@@ -470,6 +486,32 @@ fn random(unique: &str) -> u64 {
 /// A job's JSON without its arguments, for people to look at: that there were some, they see.
 pub fn without_args(raw: &[u8]) -> String {
     let Some(mut record) = Record::read(raw) else { return "{}".into() };
-    record.set_json("args", r#"["..."]"#.into());
-    String::from_utf8_lossy(&record.write()).into_owned()
+    let shown = record.json("args").and_then(wrapped_without_args).unwrap_or_else(|| CUT.into());
+    record.set_json("args", format!("[{shown}]"));
+    record.to_json()
+}
+
+/// Of an argument or a field that people look at, what is longer is not shown.
+const SHOWN_VALUE: usize = 256;
+/// What stands for a value that is not shown.
+const CUT: &str = r#""...""#;
+
+/// The one argument of a job that wraps another, with that one's own arguments cut. Sidekiq's page looks into it to show
+/// what is wrapped, and for a mail also into its arguments: the mailer, its method, how it is sent, then an object.
+fn wrapped_without_args(args: &str) -> Option<String> {
+    let args: Vec<&RawValue> = serde_json::from_str(args).ok()?;
+    let mut inner = Record::read(args.first()?.get().as_bytes())?;
+    let arguments: Vec<&RawValue> = serde_json::from_str(inner.json("arguments")?).ok()?;
+    let (leading, rest) = arguments.split_at(arguments.len().min(3));
+    let is_shown = |json: &str| json.starts_with('"') && json.len() <= SHOWN_VALUE;
+    let mut shown: Vec<&str> =
+        leading.iter().map(|json| if is_shown(json.get()) { json.get() } else { CUT }).collect();
+    if let Some(next) = rest.first() {
+        let is_mail = Record::read(next.get().as_bytes()).is_some_and(|mail| mail.has("args"));
+        shown.push(if is_mail { r#"{"params":{},"args":["..."]}"# } else { CUT });
+    }
+    let shown = format!("[{}]", shown.join(","));
+    inner.cut(SHOWN_VALUE, CUT);
+    inner.set_json("arguments", shown);
+    Some(inner.to_json())
 }

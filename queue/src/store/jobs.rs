@@ -1,4 +1,5 @@
 //! Jobs outside of lanes: enqueue, promote and reap (both `move`), turn the dead letters, look.
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -151,6 +152,8 @@ pub struct QueueSnapshot {
     pub oldest: Bytes,
     /// Keys of it that cannot be read: what they hold counts as nothing.
     pub unfit: Vec<Refusal>,
+    /// Nobody may fetch from it, by a word of another program: Sidekiq's set `paused`.
+    pub paused: bool,
 }
 
 impl QueueSnapshot {
@@ -362,6 +365,7 @@ impl Session {
             self.keys.lanes(),
             self.keys.reaping(),
             self.keys.paused(),
+            self.keys.paused_queues().unwrap_or_else(|| self.keys.paused()),
         ];
         for queue in &self.keys.queues {
             keys.extend([queue.queue.clone(), queue.suspects.clone(), queue.delayed.clone()]);
@@ -371,6 +375,9 @@ impl Session {
         call.arg(self.keys.dead_letters_kind());
         call.arg(if self.keys.names_jobs() { self.keys.jobs().data("") } else { String::new() });
         call.arg(self.keys.completed_kind());
+        for queue in &self.keys.queues {
+            call.arg(&queue.name);
+        }
         let reply = list(self.eval(&SNAPSHOT, &call).await?)?;
         let [
             seconds,
@@ -406,6 +413,7 @@ impl Session {
                 due,
                 oldest: parts.next().map(bytes).unwrap_or_default(),
                 unfit: parts.next().map(refusals).transpose()?.unwrap_or_default(),
+                paused: parts.next().as_ref().and_then(number) == Some(1),
             })
         };
         let lane = |value: Value| {
@@ -638,8 +646,13 @@ fn what_moved(reply: Value) -> Result<Option<Moved>, StoreError> {
     Ok(Some((Status::all(&statuses), refusals)))
 }
 
+/// A key that refuses one job refuses them all: it is named once.
 fn log(refusals: Vec<Refusal>) {
+    let mut by_key: BTreeMap<String, (String, usize)> = BTreeMap::new();
     for Refusal { key, reason } in refusals {
-        tracing::error!(key, reason, "Could not move a job, it stays where it was");
+        by_key.entry(key).or_insert((reason, 0)).1 += 1;
+    }
+    for (key, (reason, count)) in by_key {
+        tracing::error!(key, reason, count, "Could not move jobs, they stay where they were");
     }
 }

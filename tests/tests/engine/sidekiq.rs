@@ -105,6 +105,41 @@ async fn due_jobs_of_every_queue_are_promoted_and_others_stay() {
 }
 
 #[tokio::test]
+async fn due_jobs_of_a_queue_that_cannot_be_used_keep_no_others_waiting() {
+    let (mut bench, names) = bench(json!({})).await;
+    bench.redis.set::<_, _, ()>(names.queue("broken"), "no list").await.unwrap();
+    let mut add = redis::pipe();
+    for n in 0..250 {
+        add.zadd(names.retry(), &job(&format!("stuck-{n}"), "broken")[..], f64::from(n) / 1000.0).ignore();
+    }
+    for (n, jid) in (0u8..).zip(["a", "b", "c"]) {
+        add.zadd(names.retry(), &job(jid, "often")[..], 0.05 + f64::from(n)).ignore();
+    }
+    add.query_async::<()>(&mut bench.redis).await.unwrap();
+    let promoted = promoter::pass(&mut bench.session(), &bench.engine.protocol).await.unwrap();
+    assert_eq!((promoted.moved, promoted.refused, promoted.more), (3, 250, false));
+    assert_eq!(jids(&mut bench, &names.queue("often")).await, ["c", "b", "a"]);
+    assert_eq!(bench.redis.zcard::<_, usize>(names.retry()).await.unwrap(), 250, "none is lost");
+    bench.redis.del::<_, ()>(names.queue("broken")).await.unwrap();
+    let promoted = promoter::pass(&mut bench.session(), &bench.engine.protocol).await.unwrap();
+    assert_eq!((promoted.moved, promoted.refused), (250, 0));
+}
+
+#[tokio::test]
+async fn a_look_says_which_queues_sidekiq_has_paused() {
+    let (mut bench, names) = bench(json!({})).await;
+    let paused = async |bench: &Bench| -> Vec<bool> {
+        let snapshot = bench.session().snapshot(CONSUMING).await.unwrap();
+        snapshot.queues.iter().map(|queue| queue.paused).collect()
+    };
+    assert_eq!(paused(&bench).await, [false, false]);
+    bench.redis.sadd::<_, _, ()>(names.paused(), &["seldom", "of-others"]).await.unwrap();
+    assert_eq!(paused(&bench).await, [false, true]);
+    bench.redis.set::<_, _, ()>(names.paused(), "no set").await.unwrap();
+    assert_eq!(paused(&bench).await, [false, false]);
+}
+
+#[tokio::test]
 async fn slots_are_given_to_queues_as_drawn_and_to_others_where_one_is_empty() {
     let (mut bench, _) = bench(json!({})).await;
     let (often, seldom) = (bench.high().queue, bench.low().queue);

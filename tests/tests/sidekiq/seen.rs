@@ -36,6 +36,33 @@ async fn sidekiqs_api_sees_the_process_and_what_it_runs() {
     );
 }
 
+/// Sidekiq's page looks into the arguments of what Rails wraps, and fails as a whole where it does not find them.
+#[tokio::test]
+async fn large_mails_and_active_jobs_have_their_names_on_sidekiqs_page() {
+    let mut scene = Scene::start().await;
+    let _worker = Worker::spawn(&scene.options());
+    let console = &mut scene.console;
+    for (wrapped, arguments) in [
+        (
+            "ActionMailer::MailDeliveryJob",
+            "['News', 'weekly', 'deliver_now', { 'params' => {}, 'args' => ['x' * 9000] }]",
+        ),
+        ("ActionMailer::DeliveryJob", "['Old', 'monthly', 'deliver_now', 'x' * 9000]"),
+        ("Export", "['x' * 9000]"),
+    ] {
+        console.eval(&format!(
+            "Sidekiq::Client.push('class' => 'ActiveJob::QueueAdapters::SidekiqAdapter::JobWrapper', 'wrapped' => '{wrapped}', \
+             'args' => [{{ 'job_class' => '{wrapped}', 'job_id' => '1', 'arguments' => {arguments} }}])"
+        ));
+    }
+    console.until("Sidekiq::Workers.new.size", 3).await;
+    let names = json!([["Export", "..."], ["News#weekly", "..."], ["Old#monthly", "..."]]);
+    assert_eq!(console.eval("names_of_work"), names);
+    console.until("shows('/busy', 'Export', 'News#weekly', 'Old#monthly')", json!([])).await;
+    console.eval("Sidekiq.redis { |r| r.set('go', 1) }");
+    console.until_ran(3).await;
+}
+
 #[tokio::test]
 async fn the_buttons_quiet_dump_and_stop_work_on_us() {
     let mut scene = Scene::start().await;

@@ -314,14 +314,20 @@ fn a_rails_app_is_told_where_to_listen_how_many_jobs_to_take_and_who_the_worker_
     let of = |pairs: &[(&str, &str)]| -> BTreeMap<String, Value> {
         pairs.iter().map(|(name, value)| ((*name).to_owned(), json!(value))).collect()
     };
-    let (bind, concurrency) = (("JOBQUEUE_BIND", "tcp://0.0.0.0:4000"), ("JOBQUEUE_CONCURRENCY", "7"));
+    let told = |stop: &str, who: (&str, &str)| {
+        let (bind, concurrency) = (("JOBQUEUE_BIND", "tcp://0.0.0.0:4000"), ("JOBQUEUE_CONCURRENCY", "7"));
+        of(&[bind, concurrency, ("JOBQUEUE_STOP_TIMEOUT", stop), ("JOBQUEUE_LOG_FORMAT", "json"), who])
+    };
+    let nobody = ("JOBQUEUE_WITHOUT_SECRET", "loopback");
     let plain = sidecar(&app("", ""), None);
-    assert_eq!(env(&plain), of(&[bind, concurrency, ("JOBQUEUE_WITHOUT_SECRET", "loopback")]));
+    assert_eq!(env(&plain), told("4", nobody), "a second less than it has");
+    assert_eq!(env(&sidecar(&app(", stopTimeout: 2m", ""), None)), told("119", nobody));
+    assert_eq!(env(&sidecar(&app(", stopTimeout: 500ms", ""), None)), told("0", nobody));
     assert_eq!((&plain["volumeMounts"], &plain["livenessProbe"]), (&Value::Null, &Value::Null));
     for (key, variable) in [("token", "JOBQUEUE_TOKEN_FILE"), ("hmac", "JOBQUEUE_HMAC_KEY_FILE")] {
         let known = sidecar(&app(", healthPath: /health", ""), Some(key));
         let file = format!("/etc/jobqueue-handler/{key}");
-        assert_eq!(env(&known), of(&[bind, concurrency, (variable, &file)]));
+        assert_eq!(env(&known), told("4", (variable, &file)));
         assert_eq!(known["volumeMounts"][0]["mountPath"], "/etc/jobqueue-handler");
         let asked = json!({ "path": "/health", "port": 4000 });
         assert_eq!(

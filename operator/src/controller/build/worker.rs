@@ -152,12 +152,16 @@ fn app_probe(app: &App) -> Value {
 }
 
 /// What the gem of `sidecar/rails` has to be told in a pod, unless the user's container says it: how many jobs it takes,
-/// to listen where the kubelet's probes arrive too, and who the worker is. Without a secret it takes jobs over loopback
+/// to listen where the kubelet's probes arrive too, to end before it is killed, to log as everything else in the pod does,
+/// and who the worker is. Without a secret it takes jobs over loopback
 /// alone, which in a pod is the worker's.
 fn rails_defaults(plan: &Plan, app: &App, container: &Value, defaults: &mut Value) {
     let mut env = vec![
         ("JOBQUEUE_BIND", format!("tcp://0.0.0.0:{}", app.port)),
         ("JOBQUEUE_CONCURRENCY", plan.queue.spec.worker.concurrency.to_string()),
+        // What still runs is told so and given back, which takes a moment too.
+        ("JOBQUEUE_STOP_TIMEOUT", app.stop_timeout.get().as_secs().saturating_sub(1).to_string()),
+        ("JOBQUEUE_LOG_FORMAT", "json".into()),
     ];
     let http = &plan.rendered.config.worker.handler.http;
     for (variable, file) in

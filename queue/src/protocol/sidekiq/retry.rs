@@ -117,12 +117,22 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_number_overflows_and_jitter_stays_within_its_bounds(count: u64, random: u64, millis: bool) {
+        fn jitter_stays_within_its_bounds(count in 0u64..100, random: u64, millis: bool) {
             let style = if millis { Style::Millis } else { Style::Seconds };
             let least = Formula::Sidekiq.delay(count, None, style, 0);
             let delay = Formula::Sidekiq.delay(count, None, style, random);
-            prop_assert!(delay >= least);
-            prop_assert!(delay.saturating_sub(least) <= Duration::from_secs(10).saturating_mul(u32::try_from(count).unwrap_or(u32::MAX).saturating_add(1)) || count > u64::from(u32::MAX));
+            prop_assert_eq!(least, Duration::from_secs(count.pow(4) + 15));
+            prop_assert!(delay >= least && delay - least < Duration::from_secs(10 * (count + 1)));
+        }
+
+        #[test]
+        fn no_number_overflows(count: u64, custom: u64, random: u64, millis: bool) {
+            let style = if millis { Style::Millis } else { Style::Seconds };
+            let custom = Some(Duration::from_secs(custom));
+            for formula in [Formula::Sidekiq, SEED] {
+                prop_assert!(formula.delay(count, None, style, random) >= Duration::from_secs(15));
+                prop_assert!(formula.delay(count, custom, style, random) >= custom.unwrap().min(Duration::from_secs(15)));
+            }
         }
 
         #[test]

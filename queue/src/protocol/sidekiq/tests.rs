@@ -286,6 +286,47 @@ fn a_retry_by_hand_is_free() {
     assert_eq!(&bytes[..], br#"{"class":"A","queue":"q","retry_count":24}"#);
 }
 
+#[test]
+fn jobs_that_fail_within_one_millisecond_have_scores_of_their_own() {
+    for json in [r#"{"class":"A","args":[],"retry":0}"#, r#"{"class":"A","args":[],"retry":true}"#] {
+        let score = |n: u64| {
+            let decision = policy().settle(
+                &job(json),
+                &Outcome::Failed(raised()),
+                &queue(),
+                NOW,
+                &format!("lane-7-{n}"),
+            );
+            let Effect::Score { score, .. } = &decision.effects[0] else { panic!("{decision:?}") };
+            score.clone()
+        };
+        let scores: std::collections::HashSet<String> = (0..100).map(score).collect();
+        assert!(scores.len() >= 85, "{} of 100: by chance five pairs of the dead meet", scores.len());
+    }
+}
+
+#[test]
+fn what_is_shown_of_a_large_job_has_the_shape_in_which_sidekiqs_page_looks_for_its_name() {
+    let long = "x".repeat(5000);
+    let shown = |args: &str| {
+        let job = format!(r#"{{"class":"W","wrapped":"M","args":{args},"jid":"j"}}"#);
+        let shown: Value = serde_json::from_str(&without_args(job.as_bytes())).unwrap();
+        assert_eq!((&shown["wrapped"], &shown["jid"]), (&"M".into(), &"j".into()));
+        shown["args"].to_string()
+    };
+    assert_eq!(shown(&format!(r#"["{long}",1]"#)), r#"["..."]"#);
+    assert_eq!(shown(&format!(r#"[{{"a":"{long}"}}]"#)), r#"["..."]"#, "it wraps nothing");
+    assert_eq!(shown("[]"), r#"["..."]"#);
+    let mail = format!(
+        r#"[{{"job_class":"M","locale":"{long}","executions":0,"arguments":["Mailer","welcome","deliver_now",{{"params":{{"a":1}},"args":["{long}"]}}]}}]"#
+    );
+    let expected = r#"[{"job_class":"M","locale":"...","executions":0,"arguments":["Mailer","welcome","deliver_now",{"params":{},"args":["..."]}]}]"#;
+    assert_eq!(shown(&mail), expected);
+    let plain = format!(r#"[{{"job_class":"M","arguments":["{long}",2,"short",{{"k":1}},5]}}]"#);
+    assert_eq!(shown(&plain), r#"[{"job_class":"M","arguments":["...","...","short","..."]}]"#);
+    assert_eq!(without_args(b"nothing"), "{}");
+}
+
 proptest! {
     #[test]
     fn a_job_runs_once_more_than_its_retries(max in 0i64..30, count in -1i64..40) {

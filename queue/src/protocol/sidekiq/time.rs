@@ -26,9 +26,19 @@ impl Style {
     }
 }
 
-/// Seconds with a fraction, always: without one it would be read as milliseconds. Also a score of a sorted set.
+/// Seconds with a fraction, always: without one it would be read as milliseconds. As short as Ruby writes it, because
+/// Sidekiq's API names a member of a sorted set by its own JSON of it: `reschedule` of another spelling adds a second.
 pub fn seconds(ms: u64) -> String {
-    format!("{}.{:03}", ms / 1000, ms % 1000)
+    let text = format!("{}.{:03}", ms / 1000, ms % 1000);
+    let digits = text.trim_end_matches('0').len();
+    // One stays behind the point.
+    text[..digits + usize::from(text[..digits].ends_with('.'))].to_owned()
+}
+
+/// A score within the millisecond: Sidekiq's page takes all of one score out of a set to get at one of them, and puts
+/// the others back in a second step. Jobs that end in one cycle should not share theirs; `random` is any number.
+pub fn score(ms: u64, random: u64) -> String {
+    format!("{}.{:03}{:03}", ms / 1000, ms % 1000, random % 1000)
 }
 
 /// The moment that a number of either style means.
@@ -48,4 +58,37 @@ pub fn millis_of_score(score: &str) -> Option<u64> {
 
 fn is_whole(text: &str) -> bool {
     !text.contains(['.', 'e', 'E'])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_time_has_no_digit_too_many_and_always_a_fraction() {
+        let times = [1_700_000_000_123, 1_700_000_000_120, 1_700_000_000_100, 1_700_000_000_000, 0, 5];
+        let expected = ["1700000000.123", "1700000000.12", "1700000000.1", "1700000000.0", "0.0", "0.005"];
+        assert_eq!(times.map(seconds), expected);
+    }
+
+    proptest! {
+        // Up to the year 9999. Rust prints the fewest digits that mean the same number, as Ruby does.
+        #[test]
+        fn ruby_writes_the_times_that_it_read_from_us_as_they_were(ms in 0u64..253_402_300_800_000) {
+            let text = seconds(ms);
+            prop_assert_eq!(format!("{:?}", text.parse::<f64>().unwrap()), text.clone());
+            prop_assert_eq!(millis(&serde_json::from_str(&text).unwrap()).unwrap().abs_diff(ms) <= 1, true);
+        }
+
+        #[test]
+        fn a_score_is_of_its_millisecond_and_another_for_another_job(
+            ms in 1_000_000_000_000u64..10_000_000_000_000, one in 0u64..1000, other in 0u64..1000,
+        ) {
+            let number = |random| score(ms, random).parse::<f64>().unwrap();
+            prop_assert_eq!(number(one) < number(other), one < other);
+            prop_assert!(seconds(ms).parse::<f64>().unwrap() <= number(one));
+            prop_assert!(number(one) < seconds(ms + 1).parse::<f64>().unwrap());
+        }
+    }
 }

@@ -21,6 +21,11 @@ def shape(json)
     "times" => TIMES.map { |time| job[time].class.name }, "lines" => lines.size, "line" => lines.first[/in [`'].*/] }
 end
 
+# What the page Busy says of what runs: the name of each job, and the last that it shows of its arguments.
+def names_of_work
+  work.map { |one| Sidekiq::JobRecord.new(one["job"]) }.map { |job| [job.display_class, job.display_args.flatten.last] }.sort
+end
+
 # How long a job waits for its retry, in seconds.
 def wait_of(json, score)
   job = JSON.parse(json)
@@ -28,8 +33,8 @@ def wait_of(json, score)
   score - (failed.is_a?(Integer) ? failed / 1000.0 : failed)
 end
 
-# Brings every retry forward, as if its time had come, and notes what it was.
-def hurry
+# Brings every retry forward, as if its time had come, and notes what it was if it is asked to.
+def hurry(noting: true)
   $retries = {}
   $hurry ||= Thread.new do
     loop do
@@ -37,7 +42,7 @@ def hurry
         score = Sidekiq.redis { |r| r.call("ZSCORE", "retry", json) }
         next if score.nil?
 
-        $retries[JSON.parse(json)["retry_count"]] = [shape(json), wait_of(json, score.to_f)]
+        $retries[JSON.parse(json)["retry_count"]] = [shape(json), wait_of(json, score.to_f)] if noting
         Sidekiq.redis { |r| r.call("ZADD", "retry", "XX", 1, json) }
       end
       sleep 0.01

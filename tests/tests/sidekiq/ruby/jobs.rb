@@ -52,6 +52,16 @@ class Tenth
   end
 end
 
+# Fails the first time, wherever that is.
+class SecondTime
+  include Sidekiq::Worker
+  sidekiq_options retry: 1
+  def perform(number)
+    ran(self, [number])
+    raise "the first time" if Sidekiq.redis { |redis| redis.call("SADD", "tried", number) } == 1
+  end
+end
+
 # Runs until it is let go.
 class Patient
   include Sidekiq::Worker
@@ -69,5 +79,15 @@ class Killer
     Sidekiq.redis { |redis| redis.incr("started") }
     Process.kill(:KILL, Process.pid)
     sleep
+  end
+end
+
+# An ActiveJob, as Rails wraps it: what it is stands within its one argument.
+module ActiveJob
+  module QueueAdapters
+    class SidekiqAdapter
+      class JobWrapper < Patient
+      end
+    end
   end
 end

@@ -25,6 +25,8 @@ pub(super) async fn promote(engine: Engine, keys: Keys, shutdown: Shutdown) {
     while !shutdown.is_requested() {
         let wait = match promoter::pass(&mut session, &engine.protocol).await {
             Ok(promoted) if promoted.more => Duration::ZERO,
+            // Somebody has to repair their queue; until then each pass reads them all again.
+            Ok(promoted) if promoted.refused > 0 => Duration::from_secs(1),
             // Many workers promote; a little disorder keeps them from asking all at once.
             Ok(_) => PROMOTE_EVERY.mul_f64(fastrand::f64() + 0.5),
             Err(error) => {

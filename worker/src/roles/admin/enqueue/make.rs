@@ -296,7 +296,7 @@ mod tests {
         assert_eq!((made.key.as_str(), made.id.len()), ("queue:default", 24));
         let text = String::from_utf8(made.raw.to_vec()).unwrap();
         assert!(text.starts_with(r#"{"class":"Hard","args":[1.50],"jid":""#), "{text}");
-        assert!(text.ends_with(r#""created_at":1767225600.000,"enqueued_at":1767225600.000}"#), "{text}");
+        assert!(text.ends_with(r#""created_at":1767225600.0,"enqueued_at":1767225600.0}"#), "{text}");
         let eights = of(r#"{"class":"Hard","args":[]}"#, Some(json!(1))).unwrap();
         assert!(eights.raw.ends_with(br#""enqueued_at":1767225600000}"#), "as the jobs that are there");
         for (text, said) in [
