@@ -1,11 +1,10 @@
 //! How many jobs are where.
-use std::collections::{BTreeMap, HashMap};
-use std::time::{Duration, Instant};
+use std::collections::BTreeMap;
 
 use jobqueue::store::{LaneSnapshot, Snapshot};
 
-/// As many lanes of a shard as one look shows. With fewer it is certain that none is missing.
-pub const MOST_LANES: u64 = 1000;
+/// As many lanes of a shard as one look shows. With no more it is certain that none is missing.
+pub const MOST_LANES: u64 = 100_000;
 
 /// How many jobs are where, in all shards.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -34,7 +33,7 @@ pub struct Figures {
     pub busy_ms: u64,
     /// Redis' clock.
     pub now_ms: u64,
-    /// There are as many lanes as one look shows, or more: nobody is known to have come to rest.
+    /// There are more lanes than one look shows: nobody is known to have come to rest.
     pub crowded: bool,
 }
 
@@ -64,8 +63,7 @@ impl Figures {
         self.finished += snapshot.counter("done") + snapshot.counter("failed");
         self.busy_ms += snapshot.counter("busy_ms");
         self.now_ms = self.now_ms.max(snapshot.now_ms);
-        let shown = u64::try_from(snapshot.open_lanes.len()).unwrap_or(u64::MAX);
-        self.crowded |= snapshot.lanes > shown || snapshot.lanes >= MOST_LANES;
+        self.crowded |= snapshot.lanes > MOST_LANES;
     }
 
     /// Waiting for their next attempt.
@@ -117,14 +115,8 @@ impl Figures {
     }
 }
 
-/// Which queues' breakers are open: where at least half of the processes that serve it say so. What nobody speaks of any
-/// more (its workers are gone) stays open for one cooldown.
-pub(super) fn open_breakers(
-    lanes: &[LaneSnapshot],
-    earlier: &mut HashMap<String, Instant>,
-    cooldown: Duration,
-    now: Instant,
-) -> Vec<String> {
+/// What the processes that serve a queue say of its breaker: it is open where at least half of them say so.
+pub(super) fn breakers(lanes: &[LaneSnapshot]) -> BTreeMap<&str, bool> {
     let mut said: BTreeMap<&str, BTreeMap<&str, bool>> = BTreeMap::new();
     for lane in lanes {
         // All lanes of a process say the same.
@@ -133,16 +125,10 @@ pub(super) fn open_breakers(
             said.entry(queue).or_default().insert(process.as_str(), state != "closed");
         }
     }
-    for (queue, processes) in &said {
-        let open = processes.values().filter(|open| **open).count();
-        if open * 2 >= processes.len() {
-            earlier.insert((*queue).to_owned(), now);
-        } else {
-            earlier.remove(*queue);
-        }
-    }
-    earlier.retain(|_, since| now.duration_since(*since) < cooldown);
-    earlier.keys().cloned().collect()
+    let is_open = |processes: BTreeMap<&str, bool>| {
+        processes.values().filter(|open| **open).count() * 2 >= processes.len()
+    };
+    said.into_iter().map(|(queue, processes)| (queue, is_open(processes))).collect()
 }
 
 #[cfg(test)]
@@ -156,17 +142,15 @@ mod tests {
 
     #[test]
     fn a_breaker_is_open_when_half_of_the_processes_say_so() {
-        let (mut earlier, now) = (HashMap::new(), Instant::now());
-        let cooldown = Duration::from_secs(30);
         let lanes = [
             lane("a", "high=open low=open"),
             lane("a", "high=open low=open"),
             lane("b", "high=half-open low=closed"),
             lane("c", "high=closed low=closed"),
         ];
-        assert_eq!(open_breakers(&lanes, &mut earlier, cooldown, now), ["high"]);
-        let closed = [lane("a", "high=closed low=closed")];
-        assert!(open_breakers(&closed, &mut earlier, cooldown, now).is_empty());
+        assert_eq!(breakers(&lanes), BTreeMap::from([("high", true), ("low", false)]));
+        assert_eq!(breakers(&lanes[3..]), BTreeMap::from([("high", false), ("low", false)]));
+        assert!(breakers(&[]).is_empty(), "nobody speaks of any");
     }
 
     #[test]
@@ -194,27 +178,11 @@ mod tests {
     }
 
     #[test]
-    fn as_many_lanes_as_a_look_shows_are_told() {
-        let mut figures = Figures::default();
-        figures.add(&Snapshot { lanes: 1, open_lanes: vec![lane("a", "")], ..Snapshot::default() });
-        assert!(!figures.crowded);
-        figures.add(&Snapshot { lanes: 2, open_lanes: vec![lane("a", "")], ..Snapshot::default() });
-        assert!(figures.crowded);
-        for (lanes, crowded) in [(999, false), (1000, true)] {
-            let open_lanes = vec![lane("a", ""); lanes];
+    fn more_lanes_than_a_look_shows_are_told() {
+        for (lanes, crowded) in [(MOST_LANES, false), (MOST_LANES + 1, true)] {
             let mut figures = Figures::default();
-            figures.add(&Snapshot { lanes: lanes as u64, open_lanes, ..Snapshot::default() });
+            figures.add(&Snapshot { lanes, ..Snapshot::default() });
             assert_eq!(figures.crowded, crowded, "{lanes} lanes");
         }
-    }
-
-    #[test]
-    fn an_open_breaker_outlives_its_workers_by_one_cooldown() {
-        let (mut earlier, now) = (HashMap::new(), Instant::now());
-        let cooldown = Duration::from_secs(30);
-        assert_eq!(open_breakers(&[lane("a", "low=open")], &mut earlier, cooldown, now), ["low"]);
-        let later = now + Duration::from_secs(29);
-        assert_eq!(open_breakers(&[], &mut earlier, cooldown, later), ["low"]);
-        assert!(open_breakers(&[], &mut earlier, cooldown, now + cooldown).is_empty());
     }
 }

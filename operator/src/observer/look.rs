@@ -1,5 +1,5 @@
 //! One look a second at each queue: its figures, the number of workers they ask for, and the way down to fewer.
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,13 +9,14 @@ use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
 
 use super::claims::CLAIM_AGAIN;
-use super::figures::{Figures, open_breakers};
+use super::figures::{Figures, breakers};
 use super::{
     INTERVAL, LONGEST_BACKOFF, Observation, Observer, Remedy, Scale, Target, Trouble, Watched, Wish,
 };
 use crate::api::v1alpha1::{JobQueue, ScalingMode};
-use crate::autoscaler::{Decision, Inputs, Seen, decide};
+use crate::autoscaler::{Decision, History, Inputs, Seen, decide};
 use crate::drain::{self, Plan, Situation, Worker};
+use crate::pods::Pod;
 
 /// Figures alone are worth a reconcile this often at most.
 const FIGURES_INTERVAL: Duration = Duration::from_secs(30);
@@ -25,7 +26,7 @@ const EMPTY_INTERVAL: Duration = Duration::from_secs(5);
 const QUIET: Duration = Duration::from_secs(60);
 /// One that is drained does not resume while it is being stopped.
 const STOPPING: Duration = Duration::from_secs(300);
-/// Fewer pods than asked for, and none came or went for this long: there will be no more.
+/// Other pods than asked for, and none came or went for this long: nobody is about to make or delete some.
 const SETTLED: Duration = Duration::from_secs(10);
 
 /// What one look at one queue showed.
@@ -35,6 +36,8 @@ struct Look {
     conflict: Option<(String, String)>,
     lanes: Vec<LaneSnapshot>,
     reaping: u64,
+    /// Queues whose breaker is open.
+    open: HashSet<String>,
 }
 
 impl Observer {
@@ -108,9 +111,14 @@ impl Observer {
                 return Err(StoreError::Unfit { key: unfit.key.clone(), reason: unfit.reason.clone() });
             }
             self.pause(session, target, snapshot.paused).await?;
+            let queues = shard.queues.iter().zip(&snapshot.queues).filter(|(_, seen)| seen.breaker);
+            look.open.extend(queues.map(|(queue, _)| queue.name.clone()));
             look.figures.add(&snapshot);
             look.reaping += snapshot.reaping;
             look.lanes.extend(snapshot.open_lanes);
+        }
+        if let (None, Some(first)) = (&look.conflict, target.shards.first()) {
+            remember_breakers(target.session(first, sessions), target.cooldown, &mut look).await;
         }
         if let (None, Some(watched)) = (&look.conflict, self.state().queues.get_mut(queue)) {
             if watched.claimed_at.is_none() {
@@ -167,16 +175,14 @@ impl Observer {
                 now.figures = look.figures;
                 watched.lanes = look.lanes;
                 watched.reaping = look.reaping;
-                let cooldown = watched.target.cooldown;
-                let open = open_breakers(&watched.lanes, &mut watched.breakers, cooldown, Instant::now());
                 let names = watched.target.shards.first().map(|shard| shard.queues.as_slice());
                 let is_open = |at: usize| {
-                    names.and_then(|names| names.get(at)).is_some_and(|one| open.contains(&one.name))
+                    names.and_then(|names| names.get(at)).is_some_and(|one| look.open.contains(&one.name))
                 };
                 now.figures.open = (0..now.figures.waiting.len()).map(is_open).collect();
             }
         }
-        let decision = decision(watched, &now);
+        let decision = decision(watched, &now, || Some(self.0.pods.of(queue)?.0));
         // Workers go long after it was decided that they are too many; the reason is that of the decision.
         let decision = match (decision, watched.decided.take()) {
             (Some(new), Some(earlier)) if new.replicas == earlier.replicas => Some(earlier),
@@ -265,8 +271,7 @@ impl Observer {
                 tracing::debug!(jobqueue = queue.name, error = %error, "Could not tell workers to resume");
                 plan.resume.clear();
             }
-        }
-        if decision.replicas > current {
+        } else if decision.replicas > current {
             plan.replicas = Some(decision.replicas);
         }
         let going = (!conflict).then(|| std::mem::take(&mut plan.going));
@@ -324,7 +329,11 @@ impl Observer {
 }
 
 /// How many workers there should be. An unreadable Redis says nothing about that: hold, unless somebody else decides it.
-fn decision(watched: &mut Watched, now: &Observation) -> Option<Decision> {
+fn decision(
+    watched: &mut Watched,
+    now: &Observation,
+    pods: impl FnOnce() -> Option<Vec<Pod>>,
+) -> Option<Decision> {
     let target = &watched.target;
     if now.conflict.is_some() {
         let reason = "the keys belong to another JobQueue".into();
@@ -335,6 +344,10 @@ fn decision(watched: &mut Watched, now: &Observation) -> Option<Decision> {
         return None;
     }
     let (backlog, blocked) = now.figures.backlog();
+    let current = target.asked.replicas;
+    // Who begins to lead goes on with the drains that it finds.
+    let pods = if watched.history.is_undecided() { pods() } else { Some(Vec::new()) };
+    let known = pods.is_some();
     let seen = Seen {
         now_ms: now.figures.now_ms,
         backlog,
@@ -343,10 +356,42 @@ fn decision(watched: &mut Watched, now: &Observation) -> Option<Decision> {
         in_flight: now.figures.in_flight,
         finished: now.figures.finished,
         busy_ms: now.figures.busy_ms,
-        current: target.asked.replicas,
+        current,
+        draining: drain::draining(pods.unwrap_or_default(), current),
         paused: now.figures.paused,
     };
-    Some(decide(&seen, &mut watched.history, &target.scaling, target.concurrency, target.manual))
+    // Before the pods are known nobody knows who drains: more workers can come, but that is no decision to keep.
+    let mut first = History::default();
+    let history = if known { &mut watched.history } else { &mut first };
+    Some(decide(&seen, history, &target.scaling, target.concurrency, target.manual))
+}
+
+/// Finds out which breakers are open: as the workers say, and where none of them speaks of it (they are gone) as they said
+/// last, for one cooldown. That is kept in Redis, so that the next leader knows it too.
+async fn remember_breakers(session: &mut Session, cooldown: Duration, look: &mut Look) {
+    let names: Vec<String> = session.keys.queues.iter().map(|queue| queue.name.clone()).collect();
+    let said = breakers(&look.lanes);
+    for name in names {
+        let (was, now) = (look.open.contains(&name), said.get(name.as_str()).copied());
+        let told = match now {
+            Some(true) => session.tell_breaker(&name, Some(cooldown)).await,
+            Some(false) if was => session.tell_breaker(&name, None).await,
+            _ => Ok(()),
+        };
+        if let Err(error) = told {
+            // A full Redis refuses it. What was seen counts all the same.
+            tracing::debug!(queue = name, error = %error, "Could not remember a breaker");
+        }
+        match now {
+            Some(true) => {
+                look.open.insert(name);
+            }
+            Some(false) => {
+                look.open.remove(&name);
+            }
+            None => {}
+        }
+    }
 }
 
 /// Tells the workers that drain to take no more jobs, again and again, and notes which of them have come to rest.

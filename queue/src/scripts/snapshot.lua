@@ -1,13 +1,15 @@
 -- What one look at the queues shows; reads only, bounded by the number of queues and of lanes.
 -- A key that cannot be read counts as empty and is named: one bad key must not hide all other figures.
 -- KEYS[1] counters  [2] dead letters  [3] completed  [4] registry  [5] reaping  [6] paused
---     [7] set of the names of queues that nobody may fetch from, or [6] again; then three a queue: queue, suspects, delayed
+--     [7] set of the names of queues that nobody may fetch from, or [6] again
+--         then four a queue: queue, suspects, delayed, breaker
 -- ARGV[1] consuming side: R or L  [2] at most this many bytes of the oldest entry
 --     [3] what a lane's record is called, without the lane  [4] at most this many lanes of each registry
 --     [5] what the dead letters are: list or zset  [6] what the key of a job begins with that the queue only names,
---     or ""  [7] what the completed are: list or zset; then the names of the queues
+--     or ""  [7] what the completed are: list or zset  [8] how many lanes of the registry to pass over
+--     then the names of the queues
 -- Returns {seconds, microseconds, counters, dead, completed, lanes, reaping, jobs held by lanes, paused,
---       {a queue: waiting, suspects, delayed, due, oldest entry, {{key, reason}...}, paused}, {{key, reason}...},
+--       {a queue: waiting, suspects, delayed, due, oldest entry, {{key, reason}...}, paused, breaker}, {{key, reason}...},
 --       {a registered lane: lane, pod, start, JobQueue, jobs held, quiet word acknowledged, breakers}}
 local now = redis.call('TIME')
 local ms = now[1] * 1000 + math.floor(now[2] / 1000)
@@ -28,7 +30,7 @@ local function read(unfit, otherwise, command, key, ...)
 end
 
 local queues, unfit = {}, {}
-for at = 8, #KEYS, 3 do
+for at = 8, #KEYS, 4 do
   local bad = {}
   local waiting = read(bad, 0, 'LLEN', KEYS[at])
   local oldest = read(bad, false, 'LINDEX', KEYS[at], ARGV[1] == 'R' and -1 or 0)
@@ -41,7 +43,8 @@ for at = 8, #KEYS, 3 do
     waiting, read(bad, 0, 'LLEN', KEYS[at + 1]), read(bad, 0, 'ZCARD', KEYS[at + 2]),
     read(bad, 0, 'ZCOUNT', KEYS[at + 2], '-inf', ms), oldest and string.sub(oldest, 1, tonumber(ARGV[2])) or '', bad,
     -- What is no set holds no queue back: whoever fetches reads it so too.
-    KEYS[7] ~= KEYS[6] and redis.pcall('SISMEMBER', KEYS[7], ARGV[8 + #queues]) == 1 and 1 or 0,
+    KEYS[7] ~= KEYS[6] and redis.pcall('SISMEMBER', KEYS[7], ARGV[9 + #queues]) == 1 and 1 or 0,
+    redis.call('EXISTS', KEYS[at + 3]),
   }
 end
 
@@ -49,7 +52,7 @@ end
 -- What a registered lane holds stands in its record, since its cycles alone change it; what its parked fetches bring
 -- does not. Most parked lists are empty, so they are asked about by the hundred: a lane costs Redis one command.
 local in_flight, lanes, parked = 0, {}, {}
-for at, lane in ipairs(read(unfit, {}, 'ZRANGE', KEYS[4], 0, ARGV[4] - 1)) do
+for at, lane in ipairs(read(unfit, {}, 'ZRANGE', KEYS[4], ARGV[8], ARGV[8] + ARGV[4] - 1)) do
   local record = read(unfit, {}, 'HMGET', ARGV[3] .. lane, 'held', 'parked', 'pod', 'start', 'jobqueue', 'quiet', 'breakers')
   local held = tonumber(record[1] or '0')
   in_flight = in_flight + held
