@@ -81,6 +81,36 @@ async fn a_settlement_that_is_refused_and_said_again_counts_its_time_once() {
 }
 
 #[tokio::test]
+async fn what_redis_refuses_to_bury_stops_its_own_queue_only() {
+    let mut scene = Scene::start().await;
+    scene.ledger.command::<()>(&["SET", DEAD, "oops"]).await;
+    let kill = Behaviour::Answer(200, json!({ "kill": true }));
+    let dying = ids("dying", 8);
+    for id in &dying {
+        scene.recorder.behave(id, [kill.clone()]);
+    }
+    let worker = Worker::spawn(&scene.options().env("WORKER_COUNT", 2));
+    scene.ledger.enqueue(LOW, &dying).await;
+    let said = worker.wait_for_log("Takes no more jobs of a queue: Redis refuses what becomes of them").await;
+    assert_eq!((&said["queue"], &said["count"]), (&json!("low"), &json!(2)));
+    scene.ledger.enqueue(HIGH, &ids("healthy", 5)).await;
+    // A suspect that needs every slot there is.
+    let mut suspect = job("suspect");
+    suspect["deaths"] = json!(9);
+    scene.ledger.push(HIGH, &[suspect.to_string()]).await;
+    scene.ledger.until_completed(SOON, 6).await;
+    let started = dying.iter().filter(|id| scene.recorder.starts(id) > 0).count();
+    assert!(
+        started <= 3,
+        "{started}: the one before the last of a lane's slots, and as many as it has slots"
+    );
+    scene.ledger.command::<()>(&["DEL", DEAD]).await;
+    let places = scene.ledger.until(SOON, "the dead letters", |places| places.dead.len() == 8).await;
+    assert_eq!(places.counts(), [0, 0, 0, 0, 6, 8]);
+    assert!(dying.iter().all(|id| scene.recorder.starts(id) == 1), "each ran once");
+}
+
+#[tokio::test]
 async fn a_job_that_waits_for_its_next_attempt_takes_no_slot() {
     let mut scene = Scene::start().await;
     scene.recorder.behave("fails", [Behaviour::Fail("once".into())]);
