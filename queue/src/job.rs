@@ -5,6 +5,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::outcome::Reason;
+use crate::protocol::record::Record;
 
 /// The name of the field that holds how often a process died while it held this job, since an attempt
 /// last ended by itself. Not the same as interruptions: it only says how carefully to run it.
@@ -122,6 +123,10 @@ impl Job {
             return Err((raw, NotAJob::Malformed(format!("nested more than {MAX_DEPTH} levels deep"))));
         }
         match serde_json::from_slice::<Fields>(&raw) {
+            // An array of the same values would do for serde, and has no fields to edit.
+            Ok(_) if raw.trim_ascii_start().first() != Some(&b'{') => {
+                Err((raw, NotAJob::Malformed("not a JSON object".into())))
+            }
             Ok(fields) if fields.id.is_empty() => Err((raw, NotAJob::Malformed("field id is empty".into()))),
             Ok(fields) => match check_text(&raw) {
                 Ok(()) => Ok(Self { raw, fields }),
@@ -132,7 +137,7 @@ impl Job {
     }
 
     /// The same job with some fields set (`Some`) or removed (`None`); all others keep value and order.
-    pub fn edited(&self, changes: &[(&str, Option<Value>)]) -> Bytes {
+    pub fn edited(&self, changes: &[(&str, Option<Value>)]) -> Result<Bytes, NotAJob> {
         edit(&self.raw, changes)
     }
 }
@@ -191,20 +196,18 @@ fn in_head(head: &[u8], field: &str) -> Option<Value> {
     found
 }
 
-/// Sets (`Some`) or removes (`None`) top-level fields of a JSON object; bytes that are not one stay as they are.
-pub fn edit(raw: &Bytes, changes: &[(&str, Option<Value>)]) -> Bytes {
-    let Ok(mut object) = serde_json::from_slice::<Map<String, Value>>(raw) else { return raw.clone() };
+/// Sets (`Some`) or removes (`None`) top-level fields of a JSON object. What cannot be edited must not stay as it is: a
+/// job whose counters never grow would be run for ever.
+pub fn edit(raw: &[u8], changes: &[(&str, Option<Value>)]) -> Result<Bytes, NotAJob> {
+    let mut record =
+        Record::read(raw).ok_or_else(|| NotAJob::Malformed("its fields cannot be edited".into()))?;
     for (name, value) in changes {
         match value {
-            Some(value) => {
-                object.insert((*name).to_owned(), value.clone());
-            }
-            None => {
-                object.shift_remove(*name);
-            }
+            Some(value) => record.set(name, value),
+            None => record.remove(name),
         }
     }
-    serde_json::to_vec(&object).map_or_else(|_| raw.clone(), Bytes::from)
+    Ok(record.write())
 }
 
 /// `serde_json` looks only for the end of a text that nobody asked for, not into it; an edit has to, and a job that
@@ -296,7 +299,7 @@ mod tests {
     fn text_that_nobody_reads_must_be_text_all_the_same() {
         for good in [r#"{"id":"a","x":"\ud83d\ude00"}"#, r#"{"id":"a","x":"\\ud83d"}"#] {
             let job = Job::decode(Bytes::from_static(good.as_bytes()), 100).unwrap();
-            assert_ne!(job.edited(&[("retries", Some(1.into()))]), job.raw);
+            assert_ne!(job.edited(&[("retries", Some(1.into()))]).unwrap(), job.raw);
         }
         for bad in [&br#"{"id":"a","x":"\ud83d"}"#[..], b"{\"id\":\"a\",\"x\":\"\xff\"}"] {
             let (_, why) = Job::decode(Bytes::from_static(bad), 100).unwrap_err();
@@ -314,19 +317,59 @@ mod tests {
     fn an_edit_keeps_everything_else_as_it_was() {
         let raw =
             Bytes::from_static(br#"{"z":1.10,"id":"a","big":12345678901234567890,"n":null,"retries":0}"#);
-        let edited = edit(&raw, &[("retries", Some(1.into())), ("n", None), ("new", Some("x".into()))]);
+        let edited =
+            edit(&raw, &[("retries", Some(1.into())), ("n", None), ("new", Some("x".into()))]).unwrap();
         assert_eq!(
             &edited[..],
             &br#"{"z":1.10,"id":"a","big":12345678901234567890,"retries":1,"new":"x"}"#[..]
         );
     }
 
+    /// Any JSON, and names that `serde_json` gives a meaning of its own.
+    fn json() -> impl Strategy<Value = String> {
+        let name = prop_oneof![
+            Just("$serde_json::private::Number".to_owned()),
+            Just("$serde_json::private::RawValue".to_owned()),
+            "[a-zé\"\\\\\n]{0,4}",
+        ];
+        let leaf = prop_oneof![
+            Just("null".to_owned()),
+            "-?(0|[1-9][0-9]{0,30})(\\.[0-9]{1,4})?([eE][+-]?[0-9]{1,4})?",
+            any::<String>().prop_map(|text| Value::from(text).to_string()),
+            Just(r#""\ud83d""#.to_owned()),
+        ];
+        leaf.prop_recursive(4, 24, 4, move |inner| {
+            let field = (name.clone(), inner.clone())
+                .prop_map(|(name, value)| format!("{}:{value}", Value::from(name)));
+            prop_oneof![
+                proptest::collection::vec(inner, 0..4).prop_map(|all| format!("[{}]", all.join(","))),
+                proptest::collection::vec(field, 0..4).prop_map(|all| format!("{{{}}}", all.join(","))),
+            ]
+        })
+    }
+
+    #[test]
+    fn an_array_is_no_job_whatever_it_holds() {
+        let (_, why) = Job::decode(Bytes::from_static(br#" ["a"]"#), 100).unwrap_err();
+        assert!(matches!(why, NotAJob::Malformed(_)), "{why}");
+        assert!(edit(br#"["a"]"#, &[]).is_err(), "nor can it be edited");
+    }
+
+    #[test]
+    fn a_job_that_looks_like_a_number_of_serde_json_is_edited_like_any_other() {
+        let raw = r#"{"id":"a","x":{"$serde_json::private::Number":1}}"#;
+        let job = Job::decode(raw.into(), 100).unwrap();
+        let edited = job.edited(&[("retries", Some(1.into()))]).unwrap();
+        assert_eq!(edited, r#"{"id":"a","x":{"$serde_json::private::Number":1},"retries":1}"#);
+    }
+
     proptest! {
         #[test]
-        fn whatever_can_be_decoded_can_be_edited(depth in 0usize..300) {
-            let json = format!(r#"{{"id":"a","x":{}1{}}}"#, "[".repeat(depth), "]".repeat(depth));
+        fn whatever_can_be_decoded_can_be_edited(depth in 0usize..300, inner in json()) {
+            let json = format!(r#"{{"id":"a","x":{}{inner}{}}}"#, "[".repeat(depth), "]".repeat(depth));
             if let Ok(job) = Job::decode(json.into(), usize::MAX) {
-                prop_assert_ne!(job.edited(&[("retries", Some(1.into()))]), job.raw);
+                let edited = job.edited(&[("retries", Some(7.into()))]).unwrap();
+                prop_assert_eq!(Job::decode(edited, usize::MAX).unwrap().fields.retries, 7);
             }
         }
 

@@ -214,6 +214,10 @@ impl Keys {
     pub fn seen(&self, producer: &str) -> String {
         self.own(&format!("seen:{producer}"))
     }
+    /// The layout in which a producer has written down what it has enqueued.
+    pub fn seen_layout(&self, producer: &str) -> String {
+        self.own(&format!("seen-layout:{producer}"))
+    }
     /// The producers' rate limit, under the name it was given: of the first shard, for all of them.
     pub fn rate_limit(&self, key: &str) -> String {
         self.tagged(key)
@@ -310,7 +314,8 @@ impl Keys {
             self.layout(),
             claim(&self.lanes()),
         ];
-        let families = [self.quiet(""), self.handler_death(""), self.breaker(""), self.enqueued("")];
+        let families =
+            [self.quiet(""), self.handler_death(""), self.breaker(""), self.enqueued(""), self.seen_layout("")];
         alone.iter().any(|known| known == key)
             || self.queues.iter().any(|queue| claim(&queue.queue) == key)
             || families.iter().any(|family| key.starts_with(family.as_str()))

@@ -2,9 +2,14 @@
 //!
 //! `<prefix>:layout` holds `v1 <shards> <tagged>` of the widest layout that may still hold jobs. Whoever starts with a
 //! narrower one serves the others as well, without pushing to them, and writes the new one once they are empty.
+//!
+//! What a producer has enqueued is remembered beside the queue that it was pushed to, so it moves with the layout: its
+//! own one is in `<prefix>:seen-layout:<producer>`, since workers may have forgotten the earlier layout by then.
+use std::collections::BTreeMap;
+
 use crate::engine::Engine;
 use crate::keys::{Keys, Naming};
-use crate::store::{Session, StoreError};
+use crate::store::{PAGE_COUNT, Session, StoreError};
 
 /// The version of the key layout. One minor version back is understood; there is none yet.
 pub const VERSION: &str = "v1";
@@ -66,33 +71,47 @@ impl Layout {
     }
 }
 
-/// Where layouts are written down, this one's first. A tagged and a plain layout have different places; in a Cluster
-/// only the tagged one can be.
-fn places(naming: &Naming) -> Vec<String> {
-    let mut places = vec![Keys::new(naming, 0).layout()];
+/// The first shards of all layouts that there can be, this one's first: there they are written down. A tagged and a plain
+/// layout have different ones; in a Cluster only the tagged one can be.
+fn first_shards(naming: &Naming) -> Vec<Keys> {
+    let mut shards = vec![Keys::new(naming, 0)];
     if !naming.cluster {
         let plain = Naming { shards: 1, cluster: false, ..naming.clone() };
-        places.push(Keys::new(&plain, 0).layout());
-        places.push(Keys::new(&Naming { cluster: true, ..plain }, 0).layout());
-        places.dedup();
+        shards.push(Keys::new(&plain, 0));
+        shards.push(Keys::new(&Naming { cluster: true, ..plain }, 0));
+        shards.dedup_by_key(|keys| keys.layout());
     }
-    places
+    shards
 }
 
-/// What each place says: itself, and the shards of the layout there that this one does not have and that are not empty.
-async fn written(engine: &Engine, session: &mut Session) -> Result<Vec<(String, Vec<Keys>)>, LayoutError> {
-    let naming = &engine.naming;
-    let mut written = Vec::new();
-    for (at, place) in places(naming).into_iter().enumerate() {
+/// Where layouts are written down.
+fn places(naming: &Naming) -> Vec<String> {
+    first_shards(naming).iter().map(Keys::layout).collect()
+}
+
+/// The layouts that are written down at some of these places, of which the first is this one's own.
+async fn read(session: &mut Session, places: Vec<String>) -> Result<Vec<(String, Layout)>, LayoutError> {
+    let mut found = Vec::new();
+    for (at, place) in places.into_iter().enumerate() {
         let text = match session.get(&place).await {
             // Where another layout would be written down: an ACL user of this one's keys has never written there.
             Err(StoreError::Denied { .. }) if at > 0 => continue,
             answer => answer?,
         };
         let Some(text) = text else { continue };
-        let Some(before) = Layout::parse(&text) else {
-            return Err(LayoutError::Newer { key: place, value: text });
-        };
+        match Layout::parse(&text) {
+            Some(layout) => found.push((place, layout)),
+            None => return Err(LayoutError::Newer { key: place, value: text }),
+        }
+    }
+    Ok(found)
+}
+
+/// What each place says: itself, and the shards of the layout there that this one does not have and that are not empty.
+async fn written(engine: &Engine, session: &mut Session) -> Result<Vec<(String, Vec<Keys>)>, LayoutError> {
+    let naming = &engine.naming;
+    let mut written = Vec::new();
+    for (place, before) in read(session, places(naming)).await? {
         let mut full = Vec::new();
         for keys in Layout::of(naming).leftovers(before, naming) {
             // In a Cluster each shard may live on another node.
@@ -141,6 +160,73 @@ pub async fn settle(engine: &Engine) -> Result<Vec<Keys>, LayoutError> {
         }
     }
     Ok(distinct(written))
+}
+
+/// Brings what a producer has seen to where this layout looks for it, page by page: written where it belongs before it
+/// is removed where it was, so it can be left off at any point and begun again. Answers how much was moved. To be called
+/// before the layout is settled, and before the first push.
+pub async fn carry_seen(engine: &Engine, producer: &str) -> Result<u64, LayoutError> {
+    let naming = &engine.naming;
+    let now = Layout::of(naming);
+    let firsts = first_shards(naming);
+    let mut session = engine.session(&firsts[0]);
+    let marks: Vec<_> = firsts.iter().map(|keys| keys.seen_layout(producer)).collect();
+    let own_mark = marks[0].clone();
+    let written = read(&mut session, marks).await?;
+    let mut before: Vec<Layout> = written.iter().map(|(_, layout)| *layout).collect();
+    if before.is_empty() {
+        // Written by a version that did not say so: in any layout that is known, and one shard always may have been.
+        before.extend(read(&mut session, places(naming)).await?.into_iter().map(|(_, layout)| layout));
+        before.extend((!naming.cluster).then_some(Layout { shards: 1, tagged: false }));
+    }
+    let mut moved = 0;
+    for layout in before.into_iter().filter(|layout| *layout != now) {
+        let old = Naming { shards: layout.shards, cluster: layout.tagged, ..naming.clone() };
+        for shard in 0..layout.shards {
+            moved += carry_shard(engine, producer, &Keys::new(&old, shard)).await?;
+        }
+    }
+    if !written.iter().any(|(place, layout)| *place == own_mark && *layout == now) {
+        session.set(&own_mark, &now.to_text()).await?;
+    }
+    for (place, _) in written.iter().filter(|(place, _)| *place != own_mark) {
+        session.unlink(place).await?;
+    }
+    Ok(moved)
+}
+
+/// The same for one shard of another layout.
+async fn carry_shard(engine: &Engine, producer: &str, from: &Keys) -> Result<u64, LayoutError> {
+    let key = from.seen(producer);
+    let mut session = engine.session(from);
+    let (mut moved, mut cursor) = (0, String::from("0"));
+    loop {
+        let (next, paths) = match session.hash_scan(&key, &cursor, PAGE_COUNT).await {
+            // An ACL user of this layout's keys has never written there.
+            Err(StoreError::Denied { .. }) => return Ok(moved),
+            page => page?,
+        };
+        let states = if paths.is_empty() { Vec::new() } else { session.hash_get(&key, &paths).await? };
+        let mut homes: BTreeMap<u16, Vec<(String, String)>> = BTreeMap::new();
+        for (path, state) in paths.into_iter().zip(states) {
+            let home = Keys::shard_of(&path, engine.naming.shards);
+            let stays = Keys::new(&engine.naming, home).seen(producer) == key;
+            if let (Some(state), false) = (state, stays) {
+                homes.entry(home).or_default().push((path, state));
+            }
+        }
+        for (home, fields) in homes {
+            let home = Keys::new(&engine.naming, home);
+            engine.session(&home).hash_add(&home.seen(producer), &fields).await?;
+            let paths: Vec<String> = fields.into_iter().map(|(path, _)| path).collect();
+            session.hash_remove(&key, &paths).await?;
+            moved += paths.len() as u64;
+        }
+        if next == "0" {
+            return Ok(moved);
+        }
+        cursor = next;
+    }
 }
 
 #[cfg(test)]

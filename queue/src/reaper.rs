@@ -68,6 +68,8 @@ pub struct Reaper {
     seen: Option<(u64, Instant)>,
     cursor: String,
     unexplained: HashMap<String, Instant>,
+    /// What passes have done that ended with an error: told by the next that does not.
+    untold: Reaped,
 }
 
 /// Whether a death was brought about from outside the process: its jobs are then above suspicion.
@@ -88,6 +90,7 @@ impl Reaper {
             seen: None,
             cursor: "0".into(),
             unexplained: HashMap::new(),
+            untold: Reaped::default(),
         }
     }
 
@@ -95,7 +98,12 @@ impl Reaper {
     pub async fn is_relieved(&mut self) -> Result<bool, StoreError> {
         let central = self.session.keys.central();
         let answer = self.session.exists(&central).await;
-        self.heed(answer)
+        let relieved = self.heed(answer)?;
+        if relieved {
+            // Whoever comes back looks twice again: what was seen before is old.
+            self.looks.clear();
+        }
+        Ok(relieved)
     }
 
     /// A pass on a connection that several reapers share.
@@ -106,10 +114,17 @@ impl Reaper {
         outcome
     }
 
-    /// Fences what is dead, then empties what is fenced.
+    /// Fences what is dead, then empties what is fenced. What a pass did before it failed is told by the next.
     pub async fn pass(&mut self) -> Result<Reaped, StoreError> {
-        let outcome = self.try_pass().await;
-        self.heed(outcome)
+        let mut reaped = Reaped { more: false, ..std::mem::take(&mut self.untold) };
+        let outcome = self.try_pass(&mut reaped).await;
+        match self.heed(outcome) {
+            Ok(()) => Ok(reaped),
+            Err(error) => {
+                self.untold = reaped;
+                Err(error)
+            }
+        }
     }
 
     /// Whatever Redis suffers from, the lanes suffer from it too: their time starts anew.
@@ -129,8 +144,7 @@ impl Reaper {
         }
     }
 
-    async fn try_pass(&mut self) -> Result<Reaped, StoreError> {
-        let mut reaped = Reaped::default();
+    async fn try_pass(&mut self, reaped: &mut Reaped) -> Result<(), StoreError> {
         let started = Instant::now();
         self.session.time().await?;
         let now_ms = self.session.now_ms();
@@ -146,7 +160,7 @@ impl Reaper {
         let expired = self.session.expired(now_ms, LANES).await?;
         self.looks.retain(|lane, _| expired.contains(lane));
         for page in expired.chunks(PAGE_COUNT) {
-            self.fence_page(page, started, half, &mut reaped).await?;
+            self.fence_page(page, started, half, reaped).await?;
             if reaped.more {
                 break;
             }
@@ -154,7 +168,7 @@ impl Reaper {
         let reaping = self.session.reaping(LANES).await?;
         self.unexplained.retain(|lane, _| reaping.contains(lane));
         for lane in reaping {
-            match self.empty_until(&lane, Some(end), &mut reaped).await {
+            match self.empty_until(&lane, Some(end), reaped).await {
                 // A key of one dead lane that cannot be used must not keep the jobs of the others.
                 Err(error) if !error.is_transient() => {
                     tracing::error!(worker_id = lane, error = %error, "Could not empty a dead lane, its jobs stay in its lists");
@@ -163,11 +177,17 @@ impl Reaper {
             }
             if Instant::now() > end {
                 reaped.more = true;
-                return Ok(reaped);
+                return Ok(());
             }
         }
-        self.audit(end).await?;
-        Ok(reaped)
+        match self.audit(end).await {
+            // Who may not scan still reaps.
+            Err(error) if !error.is_transient() => {
+                tracing::error!(error = %error, "Could not look for lists that no lane claims");
+                Ok(())
+            }
+            outcome => outcome,
+        }
     }
 
     /// Looks at some lanes whose lease has expired, and fences those that were seen dead before.

@@ -27,13 +27,22 @@ async fn write_layout(engine: &Engine, shutdown: &Shutdown) -> anyhow::Result<Ve
     loop {
         match layout::settle(engine).await {
             Ok(leftovers) => return Ok(leftovers),
-            Err(LayoutError::Store(error)) if error.is_transient() => {
-                tracing::warn!(error = %error, "Could not reach Redis, trying again");
-                if shutdown.within(engine.longest_backoff()).await {
+            Err(error) => {
+                if is_stopped(error, engine, shutdown).await? {
                     return Ok(Vec::new());
                 }
             }
-            Err(error) => return Err(error.into()),
         }
+    }
+}
+
+/// Waits after what was said of the layout and not heard; whether the process was stopped meanwhile.
+async fn is_stopped(error: LayoutError, engine: &Engine, shutdown: &Shutdown) -> Result<bool, LayoutError> {
+    match error {
+        LayoutError::Store(error) if error.is_transient() => {
+            tracing::warn!(error = %error, "Could not reach Redis, trying again");
+            Ok(shutdown.within(engine.longest_backoff()).await)
+        }
+        error => Err(error),
     }
 }

@@ -6,6 +6,7 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::Bytes;
 use serde_json::{Map, Value};
 
+use super::record::Record;
 use super::{Interruption, Protocol};
 use crate::effects::{Decision, Effect, Side, Verdict};
 use crate::job::{DEATHS, Job, NotAJob};
@@ -64,7 +65,10 @@ impl Files {
             ("failed_at", Some(Value::from(rfc3339(now_ms)))),
             ("origin_queue", Some(Value::from(origin(job, queue)))),
         ]);
-        self.bury(job.edited(&changes), failure.reason, queue)
+        match job.edited(&changes) {
+            Ok(letter) => self.bury(letter, failure.reason, queue),
+            Err(why) => self.reject(&job.raw, &why, queue, now_ms),
+        }
     }
 
     fn failed(
@@ -82,7 +86,10 @@ impl Files {
         }
         let delay = delay.unwrap_or_else(|| backoff(self.backoff_base, self.backoff_max, retries));
         // An attempt that ended by itself clears the suspicion.
-        let next = job.edited(&[("retries", Some(retries.into())), (DEATHS, None)]);
+        let next = match job.edited(&[("retries", Some(retries.into())), (DEATHS, None)]) {
+            Ok(next) => next,
+            Err(why) => return self.reject(&job.raw, &why, queue, now_ms),
+        };
         let at_ms = now_ms.saturating_add(u64::try_from(delay.as_millis()).unwrap_or(u64::MAX));
         let effects =
             vec![Effect::Delay { key: queue.delayed.clone(), at_ms, member: tagged(unique, &next) }];
@@ -154,7 +161,8 @@ impl Protocol for Files {
         let job = match self.decode(raw.clone()) {
             // What a shutdown gives back has not been interrupted by anything.
             Ok(job) if how.outside && how.cause != "shutdown" => {
-                let bytes = job.edited(&[("interrupted_by", Some(how.cause.into()))]);
+                // The job itself matters more than who interrupted it.
+                let bytes = job.edited(&[("interrupted_by", Some(how.cause.into()))]).unwrap_or(job.raw);
                 return released(&bytes, queue);
             }
             Ok(Job { raw, .. }) | Err((raw, _)) if how.outside => return released(&raw, queue),
@@ -176,39 +184,43 @@ impl Protocol for Files {
             return self.dead(&job, &Failure::new(reason, error), &counters, queue, now_ms);
         }
         let changes: Vec<_> = counters.into_iter().map(|(name, value)| (name, Some(value))).collect();
-        let bytes = job.edited(&changes);
+        let bytes = match job.edited(&changes) {
+            Ok(bytes) => bytes,
+            Err(why) => return self.reject(&job.raw, &why, queue, now_ms),
+        };
         let effects = vec![Effect::Push { key: queue.suspects.clone(), side: Side::Right, bytes }];
         Decision { verdict: Verdict::Suspected, effects }
     }
 
     fn promote(&self, member: &Bytes, queue: &QueueKeys, _now_ms: u64) -> Vec<Effect> {
-        let raw =
-            member.iter().position(|byte| *byte == b'|').map_or(member.clone(), |at| member.slice(at + 1..));
+        // Somebody else's entry may be a job as it is, with a `|` somewhere in it: ours have theirs before the job.
+        let mark = member.iter().position(|byte| matches!(byte, b'|' | b'{'));
+        let raw = match mark {
+            Some(at) if member[at] == b'|' => member.slice(at + 1..),
+            _ => member.clone(),
+        };
         vec![Effect::Push { key: queue.queue.clone(), side: Side::Left, bytes: raw }]
     }
 
     fn revive(&self, letter: &Bytes) -> (Option<String>, Bytes) {
-        let Ok(mut object) = serde_json::from_slice::<Map<String, Value>>(letter) else {
-            return (None, letter.clone());
-        };
-        let origin = object.get("origin_queue").and_then(Value::as_str).map(str::to_owned);
+        let Some(mut record) = Record::read(letter) else { return (None, letter.clone()) };
+        let origin = record.text("origin_queue");
         // What `reject` wrapped has no id; a job has one, and may well have a field of that name.
-        let wrapped =
-            if object.contains_key("id") { None } else { object.get("raw").and_then(Value::as_str) };
+        let wrapped = if record.has("id") { None } else { record.text("raw") };
         if let Some(raw) = wrapped {
-            let encoded = object.get("raw_encoding").and_then(Value::as_str) == Some("base64");
-            let bytes = encoded.then(|| BASE64.decode(raw).ok()).flatten();
-            return (origin, Bytes::from(bytes.unwrap_or_else(|| raw.as_bytes().to_vec())));
+            let encoded = record.text("raw_encoding").as_deref() == Some("base64");
+            let bytes = encoded.then(|| BASE64.decode(&raw).ok()).flatten();
+            return (origin, Bytes::from(bytes.unwrap_or_else(|| raw.into_bytes())));
         }
         for name in ["error", "reason", "failed_at", DEATHS, "interrupted_by"] {
-            object.shift_remove(name);
+            record.remove(name);
         }
         for name in ["retries", "interruptions"] {
-            if let Some(value) = object.get_mut(name) {
-                *value = 0.into();
+            if record.has(name) {
+                record.set(name, &0.into());
             }
         }
-        (origin, serde_json::to_vec(&object).map_or_else(|_| letter.clone(), Bytes::from))
+        (origin, record.write())
     }
 
     fn breaker_sample(&self, outcome: &Outcome) -> Option<bool> {
@@ -313,7 +325,10 @@ mod tests {
         assert_eq!(key, "jobqueue:completed");
         assert!(bytes.len() < 300, "{bytes:?}");
         assert_eq!(object(bytes)["id"], "a");
-        assert_eq!(decision.effects[1], Effect::Trim { key: "jobqueue:completed".into(), max: 10_000, counted: false });
+        assert_eq!(
+            decision.effects[1],
+            Effect::Trim { key: "jobqueue:completed".into(), max: 10_000, counted: false }
+        );
     }
 
     #[test]
@@ -479,7 +494,10 @@ mod tests {
         let job = job(r#"{"id":"a"}"#);
         assert_eq!(settle(&job, &kill).effects.len(), 1);
         let decision = asked.settle(&job, &kill, &queue(), 0, "u");
-        assert_eq!(decision.effects[1], Effect::Trim { key: "jobqueue:dead_letter".into(), max: 5, counted: true });
+        assert_eq!(
+            decision.effects[1],
+            Effect::Trim { key: "jobqueue:dead_letter".into(), max: 5, counted: true }
+        );
     }
 
     #[test]
@@ -496,6 +514,23 @@ mod tests {
     fn a_letter_of_somebody_else_is_revived_as_it_is() {
         let foreign = Bytes::from_static(b"\xfe not ours");
         assert_eq!(policy().revive(&foreign), (None, foreign));
+    }
+
+    #[test]
+    fn a_delayed_entry_of_somebody_else_comes_back_whole() {
+        let foreign = Bytes::from_static(br#"{"id":"a","pipe":"x|y"}"#);
+        let back = Effect::Push { key: queue().queue, side: Side::Left, bytes: foreign.clone() };
+        assert_eq!(policy().promote(&foreign, &queue(), 0), [back]);
+    }
+
+    #[test]
+    fn attempts_and_deaths_of_a_job_that_looks_like_a_number_of_serde_json_are_counted() {
+        let odd = r#"{"id":"a","x":{"$serde_json::private::Number":1}}"#;
+        let Effect::Delay { member, .. } = &settle(&job(odd), &failed()).effects[0] else { panic!() };
+        let retried = policy().decode(member.slice("lane-1-1|".len()..)).unwrap();
+        assert_eq!(retried.fields.retries, 1);
+        let Effect::Push { bytes, .. } = &interrupted(odd, HEARTBEAT).effects[0] else { panic!() };
+        assert_eq!(policy().decode(bytes.clone()).unwrap().fields.deaths, 1);
     }
 
     proptest! {

@@ -19,12 +19,12 @@ redis.call('HDEL', KEYS[1], '')
 local tries = {
   { 'DEL' }, { 'TYPE' }, { 'EXISTS' },
   { 'RPUSH', 'a' }, { 'LPUSH', 'b' }, { 'LLEN' }, { 'LINDEX', 0 }, { 'LRANGE', 0, -1 }, { 'LPOS', 'a' }, { 'LSET', 0, 'c' },
-  { 'LREM', 1, 'c' }, { 'LTRIM', 0, -1 }, { 'RPOP' }, { 'LPOP' }, { 'DEL' },
-  { 'ZADD', 1, 'a' }, { 'ZCARD' }, { 'ZRANGE', 0, -1 }, { 'ZRANGEBYSCORE', 0, 1 }, { 'ZREMRANGEBYSCORE', 0, 0 }, { 'ZREMRANGEBYRANK', 1, 1 },
+  { 'LREM', 1, 'c' }, { 'LTRIM', 0, -1 }, { 'RPOP' }, { 'LPOP' }, { 'UNLINK' },
+  { 'ZADD', 1, 'a' }, { 'ZSCORE', 'a' }, { 'ZCARD' }, { 'ZRANGE', 0, -1 }, { 'ZRANGEBYSCORE', 0, 1 }, { 'ZREMRANGEBYSCORE', 0, 0 }, { 'ZREMRANGEBYRANK', 1, 1 },
   { 'ZREM', 'a' }, { 'DEL' },
   { 'SADD', 'a' }, { 'DEL' },
-  { 'HSET', 'a', '1' }, { 'HINCRBY', 'a', 1 }, { 'HGETALL' }, { 'HMGET', 'a' }, { 'DEL' },
-  { 'SET', 'a', 'PX', 1000 }, { 'GET' }, { 'STRLEN' }, { 'PEXPIRE', 1000 }, { 'PERSIST' }, { 'DEL' },
+  { 'HSET', 'a', '1' }, { 'HINCRBY', 'a', 1 }, { 'HGETALL' }, { 'HMGET', 'a' }, { 'HGET', 'a' }, { 'HEXISTS', 'a' }, { 'HDEL', 'a' }, { 'DEL' },
+  { 'SET', 'a', 'PX', 1000 }, { 'GET' }, { 'STRLEN' }, { 'PEXPIRE', 1000 }, { 'PTTL' }, { 'PERSIST' }, { 'DEL' },
 }
 for _, try in ipairs(tries) do
   local answer = redis.pcall(try[1], KEYS[4], unpack(try, 2))

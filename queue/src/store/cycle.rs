@@ -161,8 +161,16 @@ impl Refusal {
 }
 
 impl From<Refusal> for StoreError {
+    /// What helps depends on why: only a key of the wrong type has to go.
     fn from(Refusal { key, reason }: Refusal) -> Self {
-        Self::Unfit { key, reason }
+        let says = |words: &str| reason.contains(words);
+        if says("NOPERM") || says("can't run this command") || says("can't access") {
+            Self::Denied { what: format!("key {key}") }
+        } else if says("OOM") {
+            Self::OutOfMemory(format!("{key}: {reason}"))
+        } else {
+            Self::Unfit { key, reason }
+        }
     }
 }
 
@@ -309,4 +317,23 @@ pub struct LaneHandle {
     pub lists: Vec<LaneLists>,
     pub(crate) counters: String,
     pub(crate) keys: Vec<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_says_what_helps() {
+        let table = [
+            ("WRONGTYPE holds a string, must be a list", "rename or delete it"),
+            ("NOPERM this user has no permissions to access one of the keys", "give the ACL user"),
+            ("ERR The user executing the script can't run this command or subcommand", "give the ACL user"),
+            ("OOM command not allowed when used memory > 'maxmemory'", "raise maxmemory"),
+        ];
+        for (reason, advice) in table {
+            let said = StoreError::from(Refusal { key: "q".into(), reason: reason.into() }).to_string();
+            assert!(said.contains(advice) && said.contains('q'), "{said}");
+        }
+    }
 }

@@ -630,6 +630,16 @@ impl Session {
         self.query(&remove).await.map(drop)
     }
 
+    /// Sets fields of a hash, those that it does not have yet.
+    pub async fn hash_add(&mut self, key: &str, fields: &[(String, String)]) -> Result<(), StoreError> {
+        let add = |(field, value): &(String, String)| {
+            let mut add = Cmd::new();
+            add.arg("HSETNX").arg(key).arg(field).arg(value);
+            add
+        };
+        self.query_all(fields.iter().map(add).collect()).await.map(drop)
+    }
+
     /// How many fields a hash has.
     pub async fn hash_len(&mut self, key: &str) -> Result<u64, StoreError> {
         let mut get = Cmd::new();

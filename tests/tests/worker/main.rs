@@ -12,3 +12,4 @@ mod retry;
 mod scene;
 mod shutdown;
 mod sidekiq;
+mod standalone;

@@ -81,6 +81,36 @@ async fn a_settlement_that_is_refused_and_said_again_counts_its_time_once() {
 }
 
 #[tokio::test]
+async fn what_redis_refuses_to_bury_stops_its_own_queue_only() {
+    let mut scene = Scene::start().await;
+    scene.ledger.command::<()>(&["SET", DEAD, "oops"]).await;
+    let kill = Behaviour::Answer(200, json!({ "kill": true }));
+    let dying = ids("dying", 8);
+    for id in &dying {
+        scene.recorder.behave(id, [kill.clone()]);
+    }
+    let worker = Worker::spawn(&scene.options().env("WORKER_COUNT", 2));
+    scene.ledger.enqueue(LOW, &dying).await;
+    let said = worker.wait_for_log("Takes no more jobs of a queue: Redis refuses what becomes of them").await;
+    assert_eq!((&said["queue"], &said["count"]), (&json!("low"), &json!(2)));
+    scene.ledger.enqueue(HIGH, &ids("healthy", 5)).await;
+    // A suspect that needs every slot there is.
+    let mut suspect = job("suspect");
+    suspect["deaths"] = json!(9);
+    scene.ledger.push(HIGH, &[suspect.to_string()]).await;
+    scene.ledger.until_completed(SOON, 6).await;
+    let started = dying.iter().filter(|id| scene.recorder.starts(id) > 0).count();
+    assert!(
+        started <= 3,
+        "{started}: the one before the last of a lane's slots, and as many as it has slots"
+    );
+    scene.ledger.command::<()>(&["DEL", DEAD]).await;
+    let places = scene.ledger.until(SOON, "the dead letters", |places| places.dead.len() == 8).await;
+    assert_eq!(places.counts(), [0, 0, 0, 0, 6, 8]);
+    assert!(dying.iter().all(|id| scene.recorder.starts(id) == 1), "each ran once");
+}
+
+#[tokio::test]
 async fn a_job_that_waits_for_its_next_attempt_takes_no_slot() {
     let mut scene = Scene::start().await;
     scene.recorder.behave("fails", [Behaviour::Fail("once".into())]);
@@ -199,6 +229,37 @@ async fn a_handler_that_is_not_there_costs_no_attempt_and_opens_the_breaker() {
     assert_eq!(after, before, "byte for byte, none retried, none dead");
     assert!(worker.metric("jobs_released_total", &[]).await.unwrap() >= 20.0);
     assert_eq!(worker.metric("jobs_failed_total", &[]).await, Some(0.0));
+}
+
+#[tokio::test]
+async fn a_job_that_its_handler_never_takes_does_not_keep_the_others_of_its_queue() {
+    let mut scene = Scene::start().await;
+    scene.recorder.behave("refused", std::iter::repeat_n(Behaviour::Unavailable, 1_000));
+    let options = scene
+        .options()
+        .env("WORKER_COUNT", 1)
+        .env("CIRCUIT_BREAKER_MIN_SAMPLES", 2)
+        .env("CIRCUIT_BREAKER_COOLDOWN_PERIOD", "200ms");
+    let _worker = Worker::spawn(&options);
+    scene.ledger.enqueue(LOW, &["refused".to_owned(), "next".to_owned(), "last".to_owned()]).await;
+    let places = scene.ledger.until_completed(SOON, 2).await;
+    assert_eq!(places.dead.len(), 0, "and it costs no attempt");
+    assert_eq!(scene.recorder.starts("next") + scene.recorder.starts("last"), 2);
+}
+
+#[tokio::test]
+async fn a_job_that_its_handler_gives_back_is_not_run_again_at_once() {
+    let mut scene = Scene::start().await;
+    let given_back = Behaviour::Answer(200, json!({ "interrupted": true }));
+    scene.recorder.behave("job-1", [given_back.clone(), given_back]);
+    let _worker = Worker::spawn(&scene.options());
+    scene.ledger.enqueue(LOW, &ids("job", 1)).await;
+    scene.ledger.until_completed(SOON, 1).await;
+    let runs = scene.recorder.runs();
+    let gaps: Vec<_> = runs.windows(2).map(|pair| pair[1].started - pair[0].started).collect();
+    assert!(gaps.iter().all(|gap| *gap >= Duration::from_millis(980)), "{gaps:?}");
+    assert_eq!(runs.len(), 3);
+    assert_eq!(runs[2].job(), job("job-1"), "nothing is held against it");
 }
 
 #[tokio::test]

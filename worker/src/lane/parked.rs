@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use jobqueue::effects::Side;
-use jobqueue::store::{Parked, Session};
+use jobqueue::store::{Parked, Session, StoreError};
 use tokio::sync::mpsc;
 
 use super::Event;
@@ -55,6 +55,7 @@ impl Park {
         let client = Arc::new(AtomicI64::new(0));
         let number = Arc::clone(&client);
         let task = tokio::spawn(async move {
+            let mut denied = false;
             while let Some(wait) = told.recv().await {
                 let answer = async {
                     session.connect().await?;
@@ -70,7 +71,13 @@ impl Park {
                     }
                     Err(error) => {
                         session.disconnect();
-                        tracing::debug!(error = %error, "Parked fetch broke");
+                        // It was tried when the lane was opened: somebody has taken it back since.
+                        if matches!(error, StoreError::Denied { .. }) && !std::mem::replace(&mut denied, true)
+                        {
+                            tracing::warn!(error = %error, "May not wait for jobs, looking once a second instead");
+                        } else {
+                            tracing::debug!(error = %error, "Parked fetch broke");
+                        }
                         tokio::time::sleep(session.backoff()).await;
                         Arrival::Broken
                     }

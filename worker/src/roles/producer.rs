@@ -12,12 +12,13 @@ use anyhow::Context as _;
 use jobqueue::config::Config;
 use jobqueue::engine::Engine;
 use jobqueue::keys::Keys;
+use jobqueue::layout;
 use jobqueue::store::{Enqueue, PAGE_BYTES, PAGE_COUNT, Session, StoreError};
 use sha2::{Digest as _, Sha256};
 use tokio::sync::mpsc;
 use uuid::Uuid;
 
-use super::{check_redis, write_layout};
+use super::{check_redis, is_stopped, write_layout};
 use crate::failpoint;
 use crate::metrics::Metrics;
 use crate::scan::{
@@ -48,6 +49,10 @@ pub async fn run(
     })?);
     let mut producer = Producer::new(config, metrics, tracer, stop)?;
     check_redis(&producer.engine).await?;
+    // Before the layout is settled: that forgets the earlier one.
+    if !producer.carry_seen().await? {
+        return Ok(true);
+    }
     // Before the first push: whoever works with fewer shards must learn that these are in use.
     write_layout(&producer.engine, &producer.stop).await?;
     let mut previous = None;
@@ -172,6 +177,26 @@ impl Producer {
             pruned: prune::Rhythm::default(),
             engine,
         })
+    }
+
+    /// Brings along what was seen under another number of shards; false when it was stopped.
+    async fn carry_seen(&self) -> anyhow::Result<bool> {
+        let Some(name) = &self.seen else { return Ok(true) };
+        loop {
+            match layout::carry_seen(&self.engine, name).await {
+                Ok(count) => {
+                    if count > 0 {
+                        tracing::info!(count, "Moved what was seen to the shards of this layout");
+                    }
+                    return Ok(true);
+                }
+                Err(error) => {
+                    if is_stopped(error, &self.engine, &self.stop).await? {
+                        return Ok(false);
+                    }
+                }
+            }
+        }
     }
 
     /// One scan; `None` when it was stopped.

@@ -30,6 +30,12 @@ fn once(redis: &Redis, dir: &Path, settings: &[(&str, &str)]) -> Output {
     producer(redis, dir, settings).arg("--once").output().unwrap()
 }
 
+/// Names what the producer of a directory has seen.
+fn seen_name(dir: &Path) -> String {
+    let hash = Sha256::digest(format!("producer\0{}", dir.display()));
+    format!("{:016x}", u64::from_be_bytes(hash[..8].try_into().unwrap()))
+}
+
 /// How often each file was enqueued.
 async fn enqueued(redis: &Redis) -> BTreeMap<String, u32> {
     let mut files = BTreeMap::new();
@@ -71,6 +77,36 @@ async fn shards_hold_each_file_once() {
     }
     assert_eq!(lengths.iter().sum::<usize>(), 300, "{lengths:?}");
     assert!(lengths.iter().all(|length| *length > 50), "{lengths:?}");
+}
+
+#[tokio::test]
+async fn no_file_is_enqueued_again_when_the_number_of_shards_changes() {
+    let redis = Redis::start();
+    let dir = tree(300);
+    let places = || {
+        let shards = (0..4).map(|shard| format!("{{jobqueue:{shard}}}:low_priority"));
+        std::iter::once(LOW.to_owned()).chain(shards).collect::<Vec<_>>()
+    };
+    // The first as a version that did not write down where it remembers.
+    for (round, shards) in ["1", "3", "4", "2", "1"].into_iter().enumerate() {
+        let output = once(&redis, dir.path(), &[("WORKER_SHARDS", shards)]);
+        assert!(output.status.success(), "{}", said(&output.stderr));
+        let mut all = 0;
+        for place in places() {
+            all += redis.all(&place).await.len();
+        }
+        assert_eq!(all, 300, "with {shards} shards");
+        if round == 0 {
+            let mut session = redis.session();
+            let mark = session.keys.seen_layout(&seen_name(dir.path()));
+            assert_eq!(session.unlink(&mark).await.unwrap(), 1);
+            // Workers of the next layout may have started first.
+            session.unlink("jobqueue:layout").await.unwrap();
+        }
+    }
+    std::fs::write(dir.path().join("7.txt"), "longer").unwrap();
+    assert!(once(&redis, dir.path(), &[]).status.success());
+    assert_eq!(redis.all(LOW).await.len(), 301, "what changes is enqueued");
 }
 
 #[tokio::test]
@@ -146,11 +182,8 @@ async fn files_that_are_gone_are_forgotten() {
     let dir = tree(3);
     let child = producer(&redis, dir.path(), &[("PRODUCER_RESCAN_INTERVAL", "50ms")]).spawn().unwrap();
     eventually("all are enqueued", async || redis.all(LOW).await.len() == 3).await;
-    let name = format!("producer\0{}", dir.path().display());
-    let hash = Sha256::digest(name);
-    let name = format!("{:016x}", u64::from_be_bytes(hash[..8].try_into().unwrap()));
     let mut session = redis.session();
-    let seen = session.keys.seen(&name);
+    let seen = session.keys.seen(&seen_name(dir.path()));
     assert_eq!(session.hash_len(&seen).await.unwrap(), 3);
     std::fs::remove_file(dir.path().join("1.txt")).unwrap();
     eventually("it is forgotten", async || redis.session().hash_len(&seen).await.unwrap() == 2).await;
