@@ -29,7 +29,7 @@ use futures::channel::mpsc::{UnboundedReceiver, unbounded};
 use ipnet::IpNet;
 use jiff::Timestamp;
 use jobqueue::config::Config;
-use jobqueue::connect::{Bounds, Reach};
+use jobqueue::connect::{Allowance, Bounds, Reach};
 use k8s_openapi::api::apps::v1::{Deployment, StatefulSet};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Service, ServiceAccount};
@@ -69,12 +69,16 @@ const LOOK_AGAIN: Duration = Duration::from_secs(600);
 const TOLERATED_FAILURES: u32 = 2;
 /// How long any Redis may take to answer us.
 const ASKING: Duration = Duration::from_secs(5);
-/// What a reply of any Redis may take: more than a page of jobs that are each as large as a worker takes by default.
+/// What a reply of any Redis may take, and those of all Redises that the queues of a namespace name together: more than a
+/// page of jobs that are each as large as a worker takes by default (16 MiB), and a fraction of our memory. A namespace is
+/// as far as those may reach who name them.
 const LARGEST_REPLY: u64 = 64 << 20;
 /// How long one look at a queue may take; the rest is left to the next one.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How often a queue whose change waits is looked at: "within half a minute" it takes place.
 const WAITING: Duration = Duration::from_secs(10);
+/// How soon a queue that has to ask a Redis is looked at again when it was not its turn.
+const TURN: Duration = Duration::from_secs(2);
 /// How often a queue whose Redis cannot be used is looked at.
 const IN_TROUBLE: Duration = Duration::from_secs(20);
 
@@ -107,6 +111,8 @@ pub struct Context {
     metrics: Arc<Metrics>,
     recorder: Recorder,
     settled: apply::Settled,
+    refused: apply::Refused,
+    allowances: Mutex<HashMap<String, Allowance>>,
     rolling: rolling::Rolling,
     taken_out: claims::TakenOut,
     pace: pace::Pace,
@@ -134,6 +140,9 @@ pub enum Error {
         /// For what.
         message: String,
     },
+    /// As many others as may are asking their Redises now: it is not its turn yet.
+    #[error("others are asking their Redises")]
+    Busy,
     /// Redis refused or could not be reached.
     #[error("{0}")]
     Redis(String),
@@ -161,6 +170,7 @@ impl Error {
     fn reason(&self) -> &'static str {
         match self {
             Self::Stalled { reason, .. } | Self::Waits { reason, .. } => reason,
+            Self::Busy => "Busy",
             Self::Redis(_) => "RedisError",
             Self::Late => "TimedOut",
             Self::Kube(_) => "ApiError",
@@ -175,7 +185,7 @@ impl Error {
             Self::Kube(kube::Error::Api(status)) => {
                 matches!(status.code, 400 | 422) || status.message.contains("field not declared in schema")
             }
-            Self::Waits { .. } | Self::Redis(_) | Self::Late | Self::Kube(_) => false,
+            Self::Waits { .. } | Self::Busy | Self::Redis(_) | Self::Late | Self::Kube(_) => false,
         }
     }
 
@@ -220,6 +230,8 @@ pub async fn run(
         observer,
         metrics,
         settled: apply::Settled::default(),
+        refused: apply::Refused::default(),
+        allowances: Mutex::default(),
         rolling: rolling::Rolling::default(),
         taken_out: claims::TakenOut::default(),
         pace: pace::Pace::default(),
@@ -347,6 +359,8 @@ async fn reconcile(stored: Arc<Stored>, context: Arc<Context>) -> Result<Action,
     let result = match &outcome {
         Ok((applied, queues)) => Outcome::Applied { applied, queues: queues.clone() },
         Err(error) if error.is_terminating() => return Ok(Action::await_change()),
+        // Nothing has happened, and nobody is told.
+        Err(Error::Busy) => return Ok(Action::requeue(TURN)),
         Err(error) if error.is_passing() && context.failures(&reference) < TOLERATED_FAILURES => {
             return outcome.map(|_| Action::await_change());
         }
@@ -421,6 +435,7 @@ impl Context {
             never: self.settings.api_servers.clone(),
             only: self.settings.redis_networks.clone(),
             largest_reply: LARGEST_REPLY,
+            allowance: Some(self.allowance(&names.namespace)),
         });
         // However patient the user's workers are: a Redis that hangs must not hold up the queues of others.
         for patience in [&mut target.settings.dial_timeout, &mut target.settings.read_timeout] {
@@ -449,6 +464,13 @@ impl Context {
         place["password"] = json!(null);
         target.connection = build::hash(&json!([place, secrets]));
         target
+    }
+
+    /// What the replies to all queues of a namespace may take together.
+    fn allowance(&self, namespace: &str) -> Allowance {
+        let mut all = self.allowances.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|name, one| name == namespace || one.is_shared());
+        all.entry(namespace.to_owned()).or_insert_with(|| Allowance::new(LARGEST_REPLY)).clone()
     }
 
     /// What a managed Redis needs before it can start: its volume and its password.
@@ -507,7 +529,9 @@ impl Context {
     /// Lets go of everything that is remembered of a queue.
     fn forget(&self, queue: &ObjectRef<JobQueue>) {
         self.observer.forget(queue);
-        self.settled.forget(queue.namespace.as_deref().unwrap_or_default(), &queue.name);
+        let namespace = queue.namespace.as_deref().unwrap_or_default();
+        self.settled.forget(namespace, &queue.name);
+        self.refused.forget(namespace, &queue.name);
         self.rolling.end(&queue.to_string());
         self.taken_out.forget(queue);
         self.succeeded(queue);
