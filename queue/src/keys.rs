@@ -314,8 +314,13 @@ impl Keys {
             self.layout(),
             claim(&self.lanes()),
         ];
-        let families =
-            [self.quiet(""), self.handler_death(""), self.breaker(""), self.enqueued(""), self.seen_layout("")];
+        let families = [
+            self.quiet(""),
+            self.handler_death(""),
+            self.breaker(""),
+            self.enqueued(""),
+            self.seen_layout(""),
+        ];
         alone.iter().any(|known| known == key)
             || self.queues.iter().any(|queue| claim(&queue.queue) == key)
             || families.iter().any(|family| key.starts_with(family.as_str()))

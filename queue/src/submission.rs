@@ -66,7 +66,9 @@ const LIVED: [&str; 5] = ["retries", "deaths", "interruptions", "worker", IDEMPO
 /// The JSON of a new job that is made of what somebody wrote or kept of an earlier one: type, payload and whatever else
 /// stands there as they are, all that is written while a job lives as [`New`] has it.
 pub fn anew(record: &mut Record<'_>, id: &str, now_ms: u64) -> Bytes {
-    LIVED.iter().for_each(|field| record.remove(field));
+    for field in LIVED {
+        record.remove(field);
+    }
     record.set("id", &id.into());
     fill(record, "payload", "null");
     record.set("status", &Status::Pending.as_str().into());

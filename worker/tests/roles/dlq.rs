@@ -78,7 +78,9 @@ async fn two_requeues_at_once_lose_and_double_nothing() {
         ["oom", "panic"].map(|reason| worker(&redis, &["requeue-dlq", "--reason", reason]).spawn().unwrap());
     for requeue in both {
         let output = requeue.wait_with_output().unwrap();
-        assert!(output.status.success(), "{}", said(&output.stderr));
+        // Whoever met the other says that some may have been passed over.
+        let met = said(&output.stdout).contains("Somebody else moved dead letters");
+        assert_eq!(output.status.code(), Some(i32::from(met)), "{}", said(&output.stderr));
     }
     assert!(run(&redis, &["requeue-dlq"]).status.success());
     let high = redis.all(HIGH).await;

@@ -419,7 +419,7 @@ mod tests {
     fn the_slowest_handler_of_all_types_is_compared_with_the_drain_and_named() {
         let mut config = jobqueue::config::Config::from_value(serde_json::json!({
             "protocol": "async",
-            "worker": {"drain_timeout": "60s", "handler": {"kind": "http", "http": {"timeout": "9m"}}},
+            "worker": {"drain_timeout": "60s", "handler": {"kind": "http", "http": {"url": "http://app", "timeout": "9m"}}},
             "async": {"handlers": {
                 "email": {"http": {"url": "http://mailer", "timeout": "30s"}},
                 "resize": {"command": {"argv": ["resize"], "timeout": "5m"}},
