@@ -347,7 +347,7 @@ async fn reconcile(stored: Arc<Stored>, context: Arc<Context>) -> Result<Action,
         return context.refuse(queue, why).await;
     }
     if queue.metadata.deletion_timestamp.is_some() {
-        return context.clean_up(queue).await;
+        return Box::pin(context.clean_up(queue)).await;
     }
     context.hold_deletion(queue).await?;
     let outcome = match tokio::time::timeout(PATIENCE, Box::pin(context.bring_about(queue))).await {

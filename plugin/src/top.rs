@@ -62,7 +62,7 @@ pub async fn run(cluster: &Cluster, args: &Top, interrupt: &Interrupt) -> Result
         ..Model::default()
     };
     let (news, mut heard) = mpsc::channel(64);
-    model.looked(looked(first));
+    model.looked(looked(&first));
     let mut terminal =
         ratatui::try_init().map_err(|error| Error::Failed(format!("cannot use the terminal: {error}")))?;
     listen(news.clone());
@@ -113,7 +113,9 @@ async fn watch(
             Some(News::Key(key)) => model.press(key),
             Some(News::Resized) => None,
             Some(News::Queues(queues)) => {
-                model.looked(queues.map_or_else(|error| Looked::Not(error.to_string()), looked));
+                model.looked(
+                    queues.map_or_else(|error| Looked::Not(error.to_string()), |found| looked(&found)),
+                );
                 None
             }
             Some(News::Live(queue, live)) => {
@@ -150,7 +152,7 @@ async fn watch(
     Ok(())
 }
 
-fn looked(found: Listing) -> Looked {
+fn looked(found: &Listing) -> Looked {
     let now = Timestamp::now();
     let figures = found.queues.iter().map(|queue| Figures::of(queue, now)).collect();
     Looked::At(figures, found.unreadable.first().map(|(_, error)| error.to_string()))

@@ -50,10 +50,10 @@ async fn promote(
             return Ok(());
         }
         let now_ms = session.now_ms();
-        let moves: Vec<_> = (page.entries.iter())
+        let wishes: Vec<_> = (page.entries.iter())
             .map(|member| (member.clone(), protocol.promote(member, &delayed.queue, now_ms)))
             .collect();
-        let statuses = session.promote(&delayed.key, &moves).await?;
+        let statuses = session.promote(&delayed.key, &wishes).await?;
         let count = |wanted: Status| statuses.iter().filter(|status| **status == wanted).count();
         let (settled, stayed) = (count(Status::Settled), count(Status::Refused));
         (moved, refused) = (moved + settled, refused + stayed);

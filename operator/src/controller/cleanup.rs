@@ -104,7 +104,7 @@ impl Context {
         let since = queue.metadata.deletion_timestamp.as_ref().map(|at| at.0.as_second());
         let waited = since.map_or(0, |since| jiff::Timestamp::now().as_second() - since);
         let waited = Duration::from_secs(u64::try_from(waited).unwrap_or(0));
-        let step = tokio::time::timeout(STEP, self.take_down(queue, waited)).await;
+        let step = tokio::time::timeout(STEP, Box::pin(self.take_down(queue, waited))).await;
         match step.unwrap_or(Err(Error::Late)) {
             Ok(Some(next)) => return Ok(Action::requeue(next)),
             Ok(None) => {}
@@ -142,7 +142,7 @@ impl Context {
         } else {
             // A Redis that does not answer is waited for; not many at a time, because other queues wait for their turn.
             let Some(_turn) = self.pace.ask() else { return Ok(SOON) };
-            let deleted = tokio::time::timeout(KEYS_STEP, self.delete_keys(queue)).await;
+            let deleted = tokio::time::timeout(KEYS_STEP, Box::pin(self.delete_keys(queue))).await;
             if let Err(kept) = deleted.unwrap_or(Err(Kept::Unfinished)) {
                 if let Some(next) = kept.next(waited) {
                     let (namespace, jobqueue) = (names.namespace, names.queue);

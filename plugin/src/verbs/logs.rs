@@ -137,7 +137,7 @@ fn params(args: &Logs, share: &Share) -> LogParams {
             .since
             .filter(|_| asked)
             .map(|since| i64::try_from(since.as_secs()).unwrap_or(i64::MAX)),
-        since_time: share.mark().map(|mark| mark.since()),
+        since_time: share.mark().map(Mark::since),
         ..LogParams::default()
     }
 }

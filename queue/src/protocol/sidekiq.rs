@@ -109,7 +109,7 @@ impl<'de> Deserialize<'de> for Head<'de> {
                         HeadField::RetryCount => head.retry_count = Some(map.next_value()?),
                         HeadField::JobqueueDeaths => head.jobqueue_deaths = Some(map.next_value()?),
                         HeadField::JobqueueInterruptions => {
-                            head.jobqueue_interruptions = Some(map.next_value()?)
+                            head.jobqueue_interruptions = Some(map.next_value()?);
                         }
                         HeadField::Other => {
                             map.next_value::<IgnoredAny>()?;

@@ -1,4 +1,5 @@
 //! What takes minutes: figures to be read beside those of others, and the same guarantees over a longer time.
+#![allow(clippy::expect_used, reason = "a panic is the report")]
 use std::time::{Duration, Instant};
 
 use e2e::kubernetes::{LOW, Namespace, patiently};

@@ -170,8 +170,8 @@ async fn after_ctrl_c_the_command_in_the_pod_has_ended_too() {
     let mut looks: Vec<u64> = vec![];
     let moved = patiently("figures at rest", async || {
         looks.push(waiting(&redis).await);
-        match looks.as_slice() {
-            [.., a, b, c, d, e] if [b, c, d, e].iter().all(|one| *one == a) => Ok(*e),
+        match looks.last_chunk::<5>() {
+            Some(last) if last.iter().all(|look| *look == last[0]) => Ok(last[0]),
             _ => Err(looks.clone()),
         }
     })

@@ -6,9 +6,10 @@ use bytes::Bytes;
 use jobqueue::breaker;
 use jobqueue::effects::{Decision, Verdict};
 use jobqueue::fetch;
+use jobqueue::keys::QueueKeys;
 use jobqueue::outcome::Outcome;
 use jobqueue::protocol::files::COMPLETED_ENTRY_MAX;
-use jobqueue::protocol::{Interruption, behind_the_others, returned};
+use jobqueue::protocol::{Interruption, Protocol, behind_the_others, returned};
 use jobqueue::store::{Cycle, Cycled, PAGE_BYTES, QueueAsk, Returned, Settlement, Status, digest};
 
 use super::held::{Held, Phase, Planned, forget, given, millis, oldest_job, one_of};
@@ -31,6 +32,46 @@ impl Got {
     /// More may be waiting: slots, bytes or the one suspect of a cycle were used up.
     fn is_all_that_fits(self, room: usize) -> bool {
         room > 0 && (self.jobs >= room || self.bytes >= PAGE_BYTES || self.suspect)
+    }
+}
+
+/// What a decision is made of, beside the job.
+struct Judge<'a> {
+    protocol: &'a dyn Protocol,
+    lane: &'a str,
+    keys: &'a QueueKeys,
+    now_ms: u64,
+}
+
+impl Judge<'_> {
+    /// What becomes of a job that has ended; nothing yet of one that has not.
+    fn decide(&self, held: &Held, alone: bool, unique: &str) -> Option<Decision> {
+        let &Self { protocol, lane, keys, now_ms } = self;
+        Some(match &held.phase {
+            Phase::Finished(job, Outcome::HandlerDied(why), _) => {
+                let how = Interruption::of_handler(why, alone);
+                match protocol.records() {
+                    Some(records) => records.interrupted(job, lane, keys, how, now_ms),
+                    None => protocol.interrupted(&held.raw, keys, how, now_ms),
+                }
+            }
+            Phase::Finished(job, outcome, _) => {
+                let decision = protocol.settle(job, outcome, keys, now_ms, unique);
+                match outcome {
+                    Outcome::HandlerUnavailable(_) if held.probe => {
+                        behind_the_others(decision, keys, protocol.consuming_side())
+                    }
+                    _ => decision,
+                }
+            }
+            Phase::Rejected(why) => protocol.reject(&held.raw, why, keys, now_ms),
+            Phase::Decided(decision) => decision.clone(),
+            Phase::Closed
+            | Phase::Waiting(..)
+            | Phase::Admitted(_)
+            | Phase::Running(..)
+            | Phase::Outdated(..) => return None,
+        })
     }
 }
 
@@ -120,7 +161,9 @@ impl Lane {
             cycle.quiet.clone_from(&self.quiet);
         }
         for queue in 0..self.held.len() {
-            let keys = self.session.keys.queues[queue].clone();
+            let protocol = &*self.shared.protocol;
+            let judge =
+                Judge { protocol, lane: &self.handle.id, keys: &self.session.keys.queues[queue], now_ms };
             let mut ask = QueueAsk { expected: self.held[queue].len(), ..QueueAsk::default() };
             let mut breaker = self.shared.breaker(queue);
             let before = breaker.state(now);
@@ -154,35 +197,11 @@ impl Lane {
                     Phase::Finished(_, Outcome::Done, _) => String::new(),
                     _ => format!("{}-{}-{}", self.handle.id, cycle.seq, held.key),
                 };
-                let protocol = &self.shared.protocol;
-                let decision = match &held.phase {
-                    Phase::Finished(job, outcome, took) => {
-                        cycle.busy_ms += if first { millis(*took) } else { 0 };
-                        if let Outcome::HandlerDied(why) = outcome {
-                            let how = Interruption::of_handler(why, self.alone == Some(held.key));
-                            match protocol.records() {
-                                Some(records) => {
-                                    records.interrupted(job, &self.handle.id, &keys, how, now_ms)
-                                }
-                                None => protocol.interrupted(&held.raw, &keys, how, now_ms),
-                            }
-                        } else {
-                            let decision = protocol.settle(job, outcome, &keys, now_ms, &unique);
-                            match outcome {
-                                Outcome::HandlerUnavailable(_) if held.probe => {
-                                    behind_the_others(decision, &keys, protocol.consuming_side())
-                                }
-                                _ => decision,
-                            }
-                        }
-                    }
-                    Phase::Rejected(why) => protocol.reject(&held.raw, why, &keys, now_ms),
-                    Phase::Decided(decision) => decision.clone(),
-                    Phase::Closed
-                    | Phase::Waiting(..)
-                    | Phase::Admitted(_)
-                    | Phase::Running(..)
-                    | Phase::Outdated(..) => continue,
+                if let (true, Phase::Finished(_, _, took)) = (first, &held.phase) {
+                    cycle.busy_ms += millis(*took);
+                }
+                let Some(decision) = judge.decide(held, self.alone == Some(held.key), &unique) else {
+                    continue;
                 };
                 let Decision { verdict, effects } = decision;
                 let planned = Planned { queue, key: held.key, verdict };

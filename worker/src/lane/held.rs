@@ -84,15 +84,15 @@ impl Held {
                 let result = if let Outcome::DoneWith(result) = outcome { result.len() } else { 0 };
                 2 * job.raw.len() + result
             }
-            Phase::Finished(_, Outcome::Done | Outcome::DoneWith(_) | Outcome::Discard(_), _) => 0,
-            Phase::Finished(job, ..) => job.raw.len(),
-            Phase::Rejected(_) => self.raw.len(),
             Phase::Decided(decision) => decision.effects.iter().map(Effect::size).sum(),
-            Phase::Closed
+            Phase::Rejected(_) => self.raw.len(),
+            Phase::Finished(_, Outcome::Done | Outcome::DoneWith(_) | Outcome::Discard(_), _)
+            | Phase::Closed
             | Phase::Waiting(..)
             | Phase::Admitted(_)
             | Phase::Running(..)
             | Phase::Outdated(..) => 0,
+            Phase::Finished(job, ..) => job.raw.len(),
         };
         self.raw.len() + more
     }

@@ -380,7 +380,7 @@ async fn keep_open(
 ) -> End {
     // The first lane of its shard does it, the others wait for it.
     tokio::select! {
-        _ = fenced.get_or_init(|| fence_predecessors(&engine, &keys, &shared.registration)) => {}
+        () = fenced.get_or_init(|| fence_predecessors(&engine, &keys, &shared.registration)) => {}
         () = shutdown.requested() => return End::Drained,
     }
     let park_reply = shared.settings.park_timeout + Duration::from_secs(2);
