@@ -29,7 +29,7 @@ use futures::channel::mpsc::{UnboundedReceiver, unbounded};
 use ipnet::IpNet;
 use jiff::Timestamp;
 use jobqueue::config::Config;
-use jobqueue::connect::{Bounds, Reach};
+use jobqueue::connect::{Allowance, Bounds, Reach};
 use k8s_openapi::api::apps::v1::{Deployment, StatefulSet};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Service, ServiceAccount};
@@ -69,7 +69,9 @@ const LOOK_AGAIN: Duration = Duration::from_secs(600);
 const TOLERATED_FAILURES: u32 = 2;
 /// How long any Redis may take to answer us.
 const ASKING: Duration = Duration::from_secs(5);
-/// What a reply of any Redis may take: more than a page of jobs that are each as large as a worker takes by default.
+/// What a reply of any Redis may take, and those of all Redises that the queues of a namespace name together: more than a
+/// page of jobs that are each as large as a worker takes by default (16 MiB), and a fraction of our memory. A namespace is
+/// as far as those may reach who name them.
 const LARGEST_REPLY: u64 = 64 << 20;
 /// How long one look at a queue may take; the rest is left to the next one.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -107,6 +109,7 @@ pub struct Context {
     metrics: Arc<Metrics>,
     recorder: Recorder,
     settled: apply::Settled,
+    allowances: Mutex<HashMap<String, Allowance>>,
     rolling: rolling::Rolling,
     taken_out: claims::TakenOut,
     pace: pace::Pace,
@@ -220,6 +223,7 @@ pub async fn run(
         observer,
         metrics,
         settled: apply::Settled::default(),
+        allowances: Mutex::default(),
         rolling: rolling::Rolling::default(),
         taken_out: claims::TakenOut::default(),
         pace: pace::Pace::default(),
@@ -421,6 +425,7 @@ impl Context {
             never: self.settings.api_servers.clone(),
             only: self.settings.redis_networks.clone(),
             largest_reply: LARGEST_REPLY,
+            allowance: Some(self.allowance(&names.namespace)),
         });
         // However patient the user's workers are: a Redis that hangs must not hold up the queues of others.
         for patience in [&mut target.settings.dial_timeout, &mut target.settings.read_timeout] {
@@ -449,6 +454,13 @@ impl Context {
         place["password"] = json!(null);
         target.connection = build::hash(&json!([place, secrets]));
         target
+    }
+
+    /// What the replies to all queues of a namespace may take together.
+    fn allowance(&self, namespace: &str) -> Allowance {
+        let mut all = self.allowances.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|name, one| name == namespace || one.is_shared());
+        all.entry(namespace.to_owned()).or_insert_with(|| Allowance::new(LARGEST_REPLY)).clone()
     }
 
     /// What a managed Redis needs before it can start: its volume and its password.

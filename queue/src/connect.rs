@@ -4,6 +4,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures::StreamExt as _;
@@ -21,7 +22,7 @@ mod reach;
 
 use guides::Guides;
 use meter::Metered;
-pub use reach::{Bounds, Reach};
+pub use reach::{Allowance, Bounds, Reach};
 
 /// The oldest Redis whose commands we use (`LMOVE`, `RPOP` with a count, `LPOS`).
 pub const OLDEST_REDIS: (u64, u64) = (6, 2);
@@ -187,6 +188,9 @@ impl ConnectError {
     }
 }
 
+/// A connection that has more than this of an [`Allowance`] is worth replacing. Less than a full page of jobs takes.
+const SWOLLEN: u64 = 512 << 10;
+
 /// A connection to one node.
 pub struct Connection {
     /// The client.
@@ -195,7 +199,21 @@ pub struct Connection {
     pub client_id: Option<i64>,
     /// The node it leads to.
     address: String,
+    /// How much of an [`Allowance`] it has: what its largest reply took beyond the usual.
+    held: Arc<AtomicU64>,
     driver: tokio::task::JoinHandle<()>,
+}
+
+impl Connection {
+    /// The node that it leads to.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Whether it keeps much of what others need too, since a reply that was larger than the usual.
+    pub fn is_swollen(&self) -> bool {
+        self.held.load(Ordering::Relaxed) > SWOLLEN
+    }
 }
 
 impl Drop for Connection {
@@ -416,8 +434,9 @@ impl Connector {
         who: &RedisConnectionInfo,
     ) -> Result<Connection, ConnectError> {
         ping(&mut stream, address).await?;
-        if let Some(most) = self.settings.reach.largest_reply() {
-            stream = Box::new(Metered::new(stream, most));
+        let held = Arc::default();
+        if let Some((most, allowance)) = self.settings.reach.largest_reply() {
+            stream = Box::new(Metered::new(stream, most, allowance, &held));
         }
         let config =
             AsyncConnectionConfig::new().set_response_timeout(Some(reply)).set_connection_timeout(None);
@@ -426,7 +445,7 @@ impl Connector {
             .map_err(|error| refused(address, &error))?;
         let driver = tokio::spawn(driver);
         let mut connection =
-            Connection { redis: redis.clone(), client_id: None, address: address.to_owned(), driver };
+            Connection { redis: redis.clone(), client_id: None, address: address.to_owned(), held, driver };
         let mut hello = Cmd::new();
         hello.arg("HELLO");
         match hello.query_async::<Value>(&mut redis).await {

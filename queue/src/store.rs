@@ -127,6 +127,8 @@ pub struct Session {
     /// The shard's keys.
     pub keys: Keys,
     link: Option<Connection>,
+    /// The node that the link leads to, or led to last.
+    node: Option<String>,
     reply_timeout: Duration,
     clock: Option<(u64, Instant)>,
     connected_at: Option<Instant>,
@@ -145,6 +147,7 @@ impl Session {
             connector: connector.clone(),
             keys: keys.clone(),
             link: None,
+            node: None,
             reply_timeout: connector.settings().read_timeout,
             clock: None,
             connected_at: None,
@@ -176,6 +179,11 @@ impl Session {
         self.link.as_ref().and(self.connected_at)
     }
 
+    /// The node of the present connection, else of the last one.
+    pub fn node(&self) -> Option<&str> {
+        self.node.as_deref()
+    }
+
     /// Redis' number for this connection, for `CLIENT UNBLOCK`.
     pub fn client_id(&self) -> Option<i64> {
         self.link.as_ref().and_then(|link| link.client_id)
@@ -190,10 +198,21 @@ impl Session {
     pub async fn connect(&mut self) -> Result<(), StoreError> {
         if self.link.is_none() {
             let link = self.connector.connect(&self.keys.slot_key(), self.reply_timeout).await?;
+            self.node = Some(link.address().to_owned());
             self.link = Some(link);
             self.connected_at = Some(Instant::now());
         }
         Ok(())
+    }
+
+    /// Replaces a connection that keeps the memory of a large reply. It stood till now, so what it says of Redis stands.
+    pub async fn slim(&mut self) {
+        if self.link.as_ref().is_some_and(Connection::is_swollen)
+            && let Ok(link) = self.connector.connect(&self.keys.slot_key(), self.reply_timeout).await
+        {
+            self.node = Some(link.address().to_owned());
+            self.link = Some(link);
+        }
     }
 
     /// Calls until it answers or there is no hope; waits between tries, longer each time, up to a bound: after

@@ -2,12 +2,19 @@
 //! dials what others tell it to, one reply could be all its memory.
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::OwnedSemaphorePermit;
+
+use super::Allowance;
 
 /// What a value costs us beside its bytes.
 const VALUE: u64 = 64;
+/// What every connection may take without asking: the usual reply. Many connections take many times as much.
+const FREE: u64 = 256 << 10;
 /// The longest first line whose number matters: a kind and 20 digits.
 const HEADER: usize = 24;
 
@@ -18,9 +25,11 @@ pub struct Metered<S> {
 }
 
 impl<S> Metered<S> {
-    /// Replies that cost at most this many bytes.
-    pub fn new(stream: S, most: u64) -> Self {
-        Self { stream, meter: Meter::new(most) }
+    /// Replies that cost at most this many bytes, which an allowance has to have left. `held` says how much of it the
+    /// connection has.
+    pub fn new(stream: S, most: u64, allowance: Option<&Allowance>, held: &Arc<AtomicU64>) -> Self {
+        let share = allowance.map(|allowance| Share::of(allowance.clone(), Arc::clone(held)));
+        Self { stream, meter: Meter { share, ..Meter::new(most) } }
     }
 }
 
@@ -34,11 +43,41 @@ struct Meter {
     bulk: u64,
     /// The beginning of the present line.
     line: Vec<u8>,
+    share: Option<Share>,
+}
+
+/// A connection's part of an allowance: what its largest reply took, for as long as it stands. So long does the client keep
+/// the buffer that the reply was in.
+struct Share {
+    allowance: Allowance,
+    taken: Option<OwnedSemaphorePermit>,
+    held: Arc<AtomicU64>,
+}
+
+impl Share {
+    fn of(allowance: Allowance, held: Arc<AtomicU64>) -> Self {
+        Self { allowance, taken: None, held }
+    }
+
+    /// Whether a reply may cost this much.
+    fn grants(&mut self, cost: u64) -> bool {
+        let missing = cost.saturating_sub(FREE + self.held.load(Ordering::Relaxed));
+        if missing == 0 {
+            return true;
+        }
+        let Some(more) = self.allowance.take(missing) else { return false };
+        self.held.fetch_add(Allowance::bytes(&more), Ordering::Relaxed);
+        match &mut self.taken {
+            Some(taken) => taken.merge(more),
+            none => *none = Some(more),
+        }
+        true
+    }
 }
 
 impl Meter {
     fn new(most: u64) -> Self {
-        Self { most, spent: 0, left: 1, bulk: 0, line: Vec::with_capacity(HEADER) }
+        Self { most, spent: 0, left: 1, bulk: 0, line: Vec::with_capacity(HEADER), share: None }
     }
 
     /// Looks at what has come.
@@ -100,10 +139,13 @@ impl Meter {
 
     fn spend(&mut self, cost: u64) -> io::Result<()> {
         self.spent = self.spent.saturating_add(cost);
-        if self.spent <= self.most {
+        let reason = if self.spent > self.most {
+            format!("a reply takes more than the {} bytes that it may", self.most)
+        } else if self.share.as_mut().is_some_and(|share| !share.grants(self.spent)) {
+            "a reply takes more than others have left of what replies may take together".into()
+        } else {
             return Ok(());
-        }
-        let reason = format!("a reply takes more than the {} bytes that it may", self.most);
+        };
         Err(io::Error::new(io::ErrorKind::InvalidData, reason))
     }
 }
@@ -174,6 +216,23 @@ mod tests {
     #[test]
     fn nothing_and_numbers_that_are_none_cost_what_they_are() {
         assert!(taken(100, b"$-1\r\n*-1\r\n_\r\n:12\r\n$x\r\n*0\r\n"));
+    }
+
+    #[test]
+    fn replies_of_several_connections_share_what_they_may_take_until_one_of_them_ends() {
+        let allowance = Allowance::new(4 << 20);
+        let connection = || {
+            let share = Share::of(allowance.clone(), Arc::default());
+            Meter { share: Some(share), ..Meter::new(64 << 20) }
+        };
+        let take = |meter: &mut Meter, size: u64| meter.take(format!("${size}\r\n").as_bytes()).is_ok();
+        let (mut first, mut second) = (connection(), connection());
+        assert!(take(&mut first, 3 << 20));
+        assert!(!take(&mut second, 3 << 20), "also after the reply of the first, whose buffer is there");
+        assert!(take(&mut connection(), 200 << 10), "the usual reply always may");
+        drop(first);
+        assert!(take(&mut connection(), 3 << 20));
+        assert!(!take(&mut connection(), 5 << 20), "there is no more than that");
     }
 
     /// A reply and what it costs.

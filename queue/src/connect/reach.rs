@@ -1,8 +1,10 @@
 //! Which addresses may be dialled, and what may be said there: also those that a Sentinel or a Cluster node names, and whatever a name resolves to at
 //! that moment.
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use ipnet::IpNet;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Where connections may lead.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -23,7 +25,47 @@ pub struct Bounds {
     pub only: Vec<IpNet>,
     /// A reply may take this many bytes here.
     pub largest_reply: u64,
+    /// What it shares with others; `None`: nothing.
+    pub allowance: Option<Allowance>,
 }
+
+/// What the replies of several Redises may take together. However many there are: each alone is bounded, and so they are.
+#[derive(Debug, Clone)]
+pub struct Allowance(Arc<Semaphore>);
+
+/// It is given out in pieces of this size.
+const PIECE: u64 = 64 << 10;
+
+impl Allowance {
+    /// This many bytes for all.
+    pub fn new(bytes: u64) -> Self {
+        Self(Arc::new(Semaphore::new(usize::try_from(bytes / PIECE).unwrap_or(Semaphore::MAX_PERMITS))))
+    }
+
+    /// Takes at least so many bytes until what is answered is dropped; nothing if there are not as many left.
+    pub(super) fn take(&self, bytes: u64) -> Option<OwnedSemaphorePermit> {
+        let pieces = u32::try_from(bytes.div_ceil(PIECE)).ok()?;
+        Arc::clone(&self.0).try_acquire_many_owned(pieces).ok()
+    }
+
+    /// How many bytes so many pieces are.
+    pub(super) fn bytes(taken: &OwnedSemaphorePermit) -> u64 {
+        PIECE * taken.num_permits() as u64
+    }
+
+    /// Whether anybody else has it.
+    pub fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
+    }
+}
+
+impl PartialEq for Allowance {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Allowance {}
 
 impl Reach {
     /// Why an address may not be dialled.
@@ -47,11 +89,11 @@ impl Reach {
         }
     }
 
-    /// How many bytes a reply may take here; `None`: as many as it likes.
-    pub fn largest_reply(&self) -> Option<u64> {
+    /// How many bytes a reply may take here, and of what; `None`: as many as it likes.
+    pub fn largest_reply(&self) -> Option<(u64, Option<&Allowance>)> {
         match self {
             Self::Any => None,
-            Self::Elsewhere(bounds) => Some(bounds.largest_reply),
+            Self::Elsewhere(bounds) => Some((bounds.largest_reply, bounds.allowance.as_ref())),
         }
     }
 
