@@ -3,7 +3,7 @@
 //! Two tasks and two connections a Redis (address and credentials): one looks at each of its queues once a second and
 //! decides on the number of workers, the other gives back the jobs of the dead. A slow or dead Redis so delays nobody but
 //! its own queues. The controller says what to look at, and is told when something worth a reconcile has changed.
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -25,6 +25,7 @@ use crate::autoscaler::{Decision, History};
 use crate::pods::Pods;
 use crate::rescue::Death;
 
+mod away;
 mod claims;
 mod figures;
 mod look;
@@ -154,16 +155,42 @@ impl Target {
         self
     }
 
+    /// Whether other queues of the same Redis may be on other nodes.
+    fn is_on_cluster(&self) -> bool {
+        matches!(self.settings.address, Address::Cluster(_))
+    }
+
+    /// What the session with a shard's node is called. One serves all queues of a plain Redis; a Cluster's shards may live
+    /// on different nodes.
+    fn place(&self, shard: &Keys) -> String {
+        let spread = self.shards.len() > 1 || self.is_on_cluster();
+        if spread { shard.slot_key() } else { String::new() }
+    }
+
     /// The session with a shard's node, made when there is none yet.
-    fn session<'a>(&self, shard: &Keys, sessions: &'a mut HashMap<String, Session>) -> &'a mut Session {
-        // One connection serves all queues of a plain Redis; a Cluster's shards may live on different nodes.
-        let spread = self.shards.len() > 1 || matches!(self.settings.address, Address::Cluster(_));
-        let node = if spread { shard.slot_key() } else { String::new() };
+    fn session<'a>(&self, shard: &Keys, sessions: &'a mut Sessions) -> &'a mut Session {
         let session = sessions
-            .entry(node)
+            .entry(self.place(shard))
             .or_insert_with(|| Session::new(&Connector::new(self.settings.clone()), shard, LONGEST_BACKOFF));
         session.keys = shard.clone();
         session
+    }
+}
+
+/// The sessions of one task, by [`Target::place`].
+type Sessions = HashMap<String, Session>;
+
+/// Ends the sessions with shards that none of these queues has: of a queue that is gone, or of a wider layout.
+fn end_unused(sessions: &mut Sessions, queues: &[(ObjectRef<JobQueue>, Arc<Target>)]) {
+    let places = queues.iter().flat_map(|(_, target)| target.shards.iter().map(|shard| target.place(shard)));
+    let used: HashSet<String> = places.collect();
+    sessions.retain(|place, _| used.contains(place));
+}
+
+/// Lets go of the memory of large replies: what all Redises of a namespace may take is shared.
+async fn slim(sessions: &mut Sessions) {
+    for session in sessions.values_mut() {
+        session.slim().await;
     }
 }
 

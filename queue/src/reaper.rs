@@ -98,8 +98,16 @@ impl Reaper {
         self.heed(answer)
     }
 
-    /// A pass on a connection that several reapers share.
-    pub async fn pass_on(&mut self, session: &mut Session) -> Result<Reaped, StoreError> {
+    /// A pass on a connection that several reapers share, by the rules and settings of this moment: whoever reaps for others
+    /// outlives their changes.
+    pub async fn pass_on(
+        &mut self,
+        session: &mut Session,
+        protocol: &Arc<dyn Protocol>,
+        settings: Settings,
+    ) -> Result<Reaped, StoreError> {
+        self.protocol = Arc::clone(protocol);
+        self.settings = settings;
         std::mem::swap(&mut self.session, session);
         let outcome = self.pass().await;
         std::mem::swap(&mut self.session, session);

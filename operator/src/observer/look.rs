@@ -1,17 +1,17 @@
 //! One look a second at each queue: its figures, the number of workers they ask for, and the way down to fewer.
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use jobqueue::connect::Address;
-use jobqueue::store::{LaneSnapshot, Session, StoreError};
+use jobqueue::store::{LaneSnapshot, StoreError};
 use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
 
+use super::away::Away;
 use super::claims::CLAIM_AGAIN;
 use super::figures::{Figures, open_breakers};
 use super::{
-    INTERVAL, LONGEST_BACKOFF, Observation, Observer, Remedy, Scale, Target, Trouble, Watched, Wish,
+    INTERVAL, LONGEST_BACKOFF, Observation, Observer, Remedy, Scale, Sessions, Target, Trouble, Watched,
+    Wish, end_unused, slim,
 };
 use crate::api::v1alpha1::{JobQueue, ScalingMode};
 use crate::autoscaler::{Decision, Inputs, Seen, decide};
@@ -40,13 +40,14 @@ struct Look {
 impl Observer {
     /// The task of one connection: ends when no queue uses it.
     pub(super) async fn look_after(self, connection: String) {
-        let mut sessions: HashMap<String, Session> = HashMap::new();
+        let mut sessions = Sessions::new();
+        let mut away = Away::default();
         let mut tick = tokio::time::interval(INTERVAL);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut failures = 0;
         loop {
             tick.tick().await;
-            let queues = self.on(&connection);
+            let mut queues = self.on(&connection);
             if queues.is_empty() {
                 let mut state = self.state();
                 // Under the same lock under which a queue would find this task alive.
@@ -56,26 +57,26 @@ impl Observer {
                 }
                 continue;
             }
-            let mut lost = None;
+            end_unused(&mut sessions, &queues);
+            away.begin(&mut queues);
+            let mut seen_some = false;
             for (queue, target) in queues {
-                // A Redis that cannot be reached is asked once a round, not once a queue.
-                let seen = if let Some(trouble) = &lost {
-                    Err(Trouble::clone(trouble))
+                // What cannot be reached is asked once a round, not once a queue.
+                let seen = if let Some(trouble) = away.of(&queue, &target, &sessions) {
+                    Err(trouble)
                 } else {
                     let seen = self.look(&queue, &target, &mut sessions).await;
-                    // One dead node of a Cluster says nothing of the others, where other queues are.
-                    let one_node = !matches!(target.settings.address, Address::Cluster(_));
-                    let unreachable =
-                        one_node && matches!(seen, Err(StoreError::Connect(_) | StoreError::Lost(_)));
-                    let seen = seen.map_err(|error| Trouble::from(&error));
-                    lost = seen.as_ref().err().filter(|_| unreachable).cloned();
-                    seen
+                    away.note(&queue, &target, &mut sessions, seen.as_ref().err()).await;
+                    seen_some |= seen.is_ok();
+                    seen.map_err(|error| Trouble::from(&error))
                 };
                 if let Some(decision) = self.saw(&queue, seen) {
                     self.follow(&queue, decision, &mut sessions).await;
                 }
             }
-            failures = if lost.is_some() { failures + 1 } else { 0 };
+            slim(&mut sessions).await;
+            // Where others of a Cluster answer, they are not to wait.
+            failures = if away.is_some() && !seen_some { failures + 1 } else { 0 };
             if failures > 1 {
                 tokio::time::sleep((INTERVAL * failures).min(LONGEST_BACKOFF)).await;
             }
@@ -87,7 +88,7 @@ impl Observer {
         &self,
         queue: &ObjectRef<JobQueue>,
         target: &Arc<Target>,
-        sessions: &mut HashMap<String, Session>,
+        sessions: &mut Sessions,
     ) -> Result<Look, StoreError> {
         let mut look = Look::default();
         let target = self.lay_out(queue, target).await?;
@@ -204,12 +205,7 @@ impl Observer {
     }
 
     /// Goes towards a number of workers: up at once, down as far as nobody is interrupted.
-    async fn follow(
-        &self,
-        queue: &ObjectRef<JobQueue>,
-        decision: Decision,
-        sessions: &mut HashMap<String, Session>,
-    ) {
+    async fn follow(&self, queue: &ObjectRef<JobQueue>, decision: Decision, sessions: &mut Sessions) {
         let (target, lanes, conflict, early) = {
             let state = self.state();
             let Some(watched) = state.queues.get(queue).filter(|watched| !watched.busy) else { return };
@@ -349,11 +345,7 @@ fn decision(watched: &mut Watched, now: &Observation) -> Option<Decision> {
 }
 
 /// Tells the workers that drain to take no more jobs, again and again, and notes which of them have come to rest.
-async fn hush(
-    target: &Target,
-    workers: &mut [Worker],
-    sessions: &mut HashMap<String, Session>,
-) -> Result<(), StoreError> {
+async fn hush(target: &Target, workers: &mut [Worker], sessions: &mut Sessions) -> Result<(), StoreError> {
     let words: Vec<(usize, String, String)> = (workers.iter().enumerate())
         .filter_map(|(at, worker)| Some((at, worker.uid(), worker.word()?.clone())))
         .collect();
@@ -378,11 +370,7 @@ async fn hush(
 }
 
 /// Tells workers that they may take jobs again.
-async fn resume(
-    target: &Target,
-    uids: &[String],
-    sessions: &mut HashMap<String, Session>,
-) -> Result<(), StoreError> {
+async fn resume(target: &Target, uids: &[String], sessions: &mut Sessions) -> Result<(), StoreError> {
     for uid in uids {
         for shard in &target.shards {
             target.session(shard, sessions).resume(uid).await?;

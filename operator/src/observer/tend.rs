@@ -12,7 +12,8 @@ use jobqueue::store::{Fenced, LaneSnapshot, Session, StoreError};
 use kube::runtime::reflector::ObjectRef;
 use tokio::sync::Notify;
 
-use super::{INTERVAL, LONGEST_BACKOFF, Mourned, Observer, Target};
+use super::away::Away;
+use super::{INTERVAL, LONGEST_BACKOFF, Mourned, Observer, Sessions, Target, end_unused, slim};
 use crate::api::v1alpha1::{JobQueue, Protocol};
 use crate::rescue::{self, Death};
 
@@ -42,12 +43,20 @@ struct Queue {
     deaths: Vec<Death>,
 }
 
+/// What the task of one connection knows from round to round.
+#[derive(Default)]
+struct Tending {
+    sessions: Sessions,
+    shards: HashMap<(ObjectRef<JobQueue>, String), Tended>,
+    /// When a queue was last come to.
+    tried: HashMap<ObjectRef<JobQueue>, Instant>,
+    away: Away,
+}
+
 impl Observer {
     /// The task of one connection: ends when no queue uses it.
     pub(super) async fn tend(self, connection: String, wake: Arc<Notify>) {
-        let mut sessions: HashMap<String, Session> = HashMap::new();
-        let mut tended: HashMap<(ObjectRef<JobQueue>, String), Tended> = HashMap::new();
-        let mut tried: HashMap<ObjectRef<JobQueue>, Instant> = HashMap::new();
+        let mut tending = Tending::default();
         let mut tick = tokio::time::interval(INTERVAL);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
@@ -59,27 +68,48 @@ impl Observer {
             if !self.state().tasks.get(&connection).is_some_and(|tasks| Arc::ptr_eq(&tasks.wake, &wake)) {
                 return;
             }
-            let mut round = self.on(&connection);
-            tended.retain(|(queue, _), _| round.iter().any(|(known, _)| known == queue));
-            tried.retain(|queue, _| round.iter().any(|(known, _)| known == queue));
-            // Whose workers have died comes first, also before those that this round has not come to yet.
-            while let Some((queue, target)) = self.bereaved(&connection, &tried).or_else(|| round.pop()) {
-                tried.insert(queue.clone(), Instant::now());
-                let Some(known) = self.known(&queue) else { continue };
-                match self.tend_queue(&queue, &target, &known, &mut sessions, &mut tended).await {
-                    Ok(()) => self.buried(&queue, &known.deaths),
-                    Err((error, backoff)) => {
-                        tracing::debug!(jobqueue = queue.name, error = %error, "Could not give back jobs");
-                        if error.is_transient() {
-                            tokio::time::sleep(backoff.min(LONGEST_BACKOFF)).await;
-                        }
-                    }
-                }
-            }
-            if tended.values().any(|one| one.more) {
+            if self.tend_all(&connection, &mut tending).await {
                 wake.notify_one();
             }
         }
+    }
+
+    /// One round through the queues of a connection: whether to begin the next one at once. Only what was brought forward
+    /// in this one can ask for that: a queue that nothing can be done about waits for the next tick, whatever is left of it.
+    async fn tend_all(&self, connection: &str, tending: &mut Tending) -> bool {
+        let mut round = self.on(connection);
+        let Tending { sessions, shards, tried, away } = tending;
+        shards.retain(|(queue, _), _| round.iter().any(|(known, _)| known == queue));
+        tried.retain(|queue, _| round.iter().any(|(known, _)| known == queue));
+        end_unused(sessions, &round);
+        away.begin(&mut round);
+        let (mut more, mut wait) = (false, Duration::ZERO);
+        // Whose workers have died comes first, also before those that this round has not come to yet.
+        while let Some((queue, target)) = self.bereaved(connection, tried).or_else(|| round.pop()) {
+            tried.insert(queue.clone(), Instant::now());
+            let Some(known) = self.known(&queue) else { continue };
+            if away.of(&queue, &target, sessions).is_some() {
+                continue;
+            }
+            let done = self.tend_queue(&queue, &target, &known, sessions, shards).await;
+            away.note(&queue, &target, sessions, done.as_ref().err().map(|(error, _)| error)).await;
+            match done {
+                Ok(left) => {
+                    more |= left;
+                    self.buried(&queue, &known.deaths);
+                }
+                Err((error, backoff)) => {
+                    tracing::debug!(jobqueue = queue.name, error = %error, "Could not give back jobs");
+                    if error.is_transient() {
+                        wait = wait.max(backoff);
+                    }
+                }
+            }
+        }
+        slim(sessions).await;
+        // Once a round, whoever could not be reached; it is the looks that find out when it is worth more than a try.
+        tokio::time::sleep(wait.min(INTERVAL)).await;
+        more
     }
 
     /// A queue of this Redis of which a death is known that nothing was done about since.
@@ -108,20 +138,23 @@ impl Observer {
         }
     }
 
+    /// Whether something is left to be done at once.
     async fn tend_queue(
         &self,
         queue: &ObjectRef<JobQueue>,
         target: &Target,
         known: &Queue,
-        sessions: &mut HashMap<String, Session>,
+        sessions: &mut Sessions,
         tended: &mut HashMap<(ObjectRef<JobQueue>, String), Tended>,
-    ) -> Result<(), (StoreError, Duration)> {
-        let mut failed = None;
+    ) -> Result<bool, (StoreError, Duration)> {
+        let (mut more, mut failed) = (false, None);
         for shard in &target.shards {
             let session = target.session(shard, sessions);
             let place = (queue.clone(), shard.slot_key());
             let tended = tended.entry(place).or_insert_with(|| Tended::new(target, shard));
-            if let Err(error) = self.tend_shard(queue, target, known, session, tended).await {
+            let done = self.tend_shard(queue, target, known, session, tended).await;
+            more |= tended.more;
+            if let Err(error) = done {
                 let is_away = error.is_transient();
                 failed.get_or_insert((error, session.backoff()));
                 if is_away {
@@ -129,7 +162,7 @@ impl Observer {
                 }
             }
         }
-        failed.map_or(Ok(()), Err)
+        failed.map_or(Ok(more), Err)
     }
 
     /// What the looks say; nothing while the keys may be another's, or cannot be read.
@@ -179,7 +212,7 @@ impl Observer {
                 self.explain(queue, session).await?;
             }
             tended.more = false;
-            let reaped = tended.reaper.pass_on(session).await?;
+            let reaped = tended.reaper.pass_on(session, &target.rules, target.reaper).await?;
             tended.more = reaped.more;
             self.count(queue, &reaped);
         }
@@ -272,7 +305,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::observer::{Asked, Observation, Watched};
+    use crate::observer::{Asked, Connector, Observation, Remedy, Trouble, Watched};
     use crate::pods::Pods;
 
     fn observer() -> Observer {
@@ -330,6 +363,36 @@ mod tests {
         // If nothing could be done about it, it waits for its turn: it must not keep the others waiting either.
         tried.insert(queues[1].clone(), Instant::now());
         assert!(observer.bereaved("", &tried).is_none());
+    }
+
+    #[tokio::test]
+    async fn what_is_left_of_a_queue_that_cannot_be_read_does_not_keep_its_task_busy() {
+        let observer = observer();
+        let queue = watched(&observer, "orders");
+        let target = Arc::clone(&observer.state().queues[&queue].target);
+        let mut tending = Tending::default();
+        let place = (queue.clone(), target.shards[0].slot_key());
+        let left = Tended { more: true, ..Tended::new(&target, &target.shards[0]) };
+        tending.shards.insert(place, left);
+        let trouble = Trouble { kind: Remedy::Change, message: "WRONGTYPE".into() };
+        let seen = Observation { trouble: Some(trouble), ..Observation::default() };
+        observer.state().queues.get_mut(&queue).unwrap().seen = Some(seen);
+        assert!(!observer.tend_all("", &mut tending).await);
+        assert!(tending.tried.contains_key(&queue));
+    }
+
+    #[test]
+    fn sessions_end_with_the_shards_they_were_for() {
+        let observer = observer();
+        watched(&observer, "orders");
+        let mut sessions = Sessions::new();
+        let round = observer.on("");
+        let (_, target) = &round[0];
+        target.session(&target.shards[0], &mut sessions);
+        let elsewhere = Session::new(&Connector::new(target.settings.clone()), &target.shards[0], INTERVAL);
+        sessions.insert("{jobqueue:7}".into(), elsewhere);
+        end_unused(&mut sessions, &round);
+        assert_eq!(sessions.keys().collect::<Vec<_>>(), [&target.place(&target.shards[0])]);
     }
 
     #[test]

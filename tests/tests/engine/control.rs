@@ -148,6 +148,24 @@ async fn a_lane_fenced_by_its_successor_waits_for_whoever_saw_it_die() {
     assert!(reaper.pass().await.unwrap().moved.is_empty(), "nobody has said why");
     bench.session().fence(&lane.handle.id, true, "oom").await.unwrap();
     let mut shared = bench.session();
-    assert_eq!(reaper.pass_on(&mut shared).await.unwrap().moved.len(), 1);
+    let rules = &bench.engine.protocol;
+    assert_eq!(reaper.pass_on(&mut shared, rules, patient).await.unwrap().moved.len(), 1);
+    bench.assert_conserved(&["a"]).await;
+}
+
+#[tokio::test]
+async fn who_reaps_for_others_goes_by_their_settings_of_this_moment() {
+    let mut bench = Bench::new().await;
+    let high = bench.high().queue;
+    bench.push(&high, &[job("a")]).await;
+    let mut lane = lane_of(&bench, "pod").await;
+    lane.reserve(1).await;
+    bench.session().fence(&lane.handle.id, true, "restarted").await.unwrap();
+    let patient = Settings { cause_wait: LONG, ..reaper_settings(LONG) };
+    let (rules, mut shared) = (bench.engine.protocol.clone(), bench.session());
+    let mut reaper = Reaper::new(bench.session(), rules.clone(), patient);
+    assert!(reaper.pass_on(&mut shared, &rules, patient).await.unwrap().moved.is_empty());
+    let changed = Settings { cause_wait: Duration::ZERO, ..patient };
+    assert_eq!(reaper.pass_on(&mut shared, &rules, changed).await.unwrap().moved.len(), 1);
     bench.assert_conserved(&["a"]).await;
 }
