@@ -361,6 +361,8 @@ struct Watched {
     history: History,
     claimed_at: Option<Instant>,
     asked_at: Option<Instant>,
+    /// The list that another had claimed was nobody's when it was last asked for.
+    vacant: bool,
     /// The shards that an earlier layout left behind, and when that was asked.
     leftovers: Vec<Keys>,
     laid_out_at: Option<Instant>,
@@ -389,6 +391,7 @@ impl Watched {
             history: History::default(),
             claimed_at: None,
             asked_at: None,
+            vacant: false,
             leftovers: Vec::new(),
             laid_out_at: None,
             lanes: Vec::new(),

@@ -102,6 +102,13 @@ impl Observer {
                 continue;
             }
             let snapshot = session.snapshot(target.rules.consuming_side()).await?;
+            if self.lost_claim(queue, target, &snapshot.owner) {
+                // Redis has lost its data. Whoever else wants these lists asks for them sooner than we look at our claims.
+                look.conflict = self.claim(queue, target, session).await?;
+                if look.conflict.is_some() {
+                    continue;
+                }
+            }
             let unfit =
                 snapshot.unfit.iter().chain(snapshot.queues.iter().flat_map(|queue| &queue.unfit)).next();
             if let Some(unfit) = unfit {

@@ -5,10 +5,11 @@
 -- ARGV[1] consuming side: R or L  [2] at most this many bytes of the oldest entry
 --     [3] what a lane's record is called, without the lane  [4] at most this many lanes of each registry
 --     [5] what the dead letters are: list or zset  [6] what the key of a job begins with that the queue only names,
---     or ""  [7] what the completed are: list or zset
+--     or ""  [7] what the completed are: list or zset  [8] the claim of the registry
 -- Returns {seconds, microseconds, counters, dead, completed, lanes, reaping, jobs held by lanes, paused,
 --       {a queue: waiting, suspects, delayed, due, oldest entry, {{key, reason}...}}, {{key, reason}...},
---       {a registered lane: lane, pod, start, JobQueue, jobs held, quiet word acknowledged, breakers}}
+--       {a registered lane: lane, pod, start, JobQueue, jobs held, quiet word acknowledged, breakers},
+--       who has claimed the registry, or ""}
 local now = redis.call('TIME')
 local ms = now[1] * 1000 + math.floor(now[2] / 1000)
 local KINDS = { LLEN = 'list', LINDEX = 'list', ZCARD = 'zset', ZCOUNT = 'zset', ZRANGE = 'zset', HGETALL = 'hash',
@@ -70,8 +71,10 @@ for _, lane in ipairs(read(unfit, {}, 'ZRANGE', KEYS[5], 0, ARGV[4] - 1)) do
     in_flight = in_flight + read(unfit, 0, 'LLEN', list)
   end
 end
+-- Not declared: who may not read it (workers without an operator) has the figures all the same.
+local owner = redis.pcall('GET', ARGV[8])
 return {
   now[1], now[2], read(unfit, {}, 'HGETALL', KEYS[1]), read(unfit, 0, ARGV[5] == 'zset' and 'ZCARD' or 'LLEN', KEYS[2]),
   read(unfit, 0, ARGV[7] == 'zset' and 'ZCARD' or 'LLEN', KEYS[3]), read(unfit, 0, 'ZCARD', KEYS[4]), read(unfit, 0, 'ZCARD', KEYS[5]), in_flight,
-  redis.call('EXISTS', KEYS[6]), queues, unfit, lanes,
+  redis.call('EXISTS', KEYS[6]), queues, unfit, lanes, type(owner) == 'string' and owner or '',
 }

@@ -5,6 +5,7 @@ use bytes::Bytes;
 use redis::{Cmd, Value};
 
 use super::control::LANES;
+use super::ownership::claim;
 use super::{
     Call, ENQUEUE, LIMIT, MOVE, PAGE, PAGE_BYTES, PAGE_COUNT, Refusal, SNAPSHOT, Session, Status, StoreError,
     TURN, bytes, list, number, text, unexpected,
@@ -108,6 +109,8 @@ pub struct Snapshot {
     pub unfit: Vec<Refusal>,
     /// Each registered lane.
     pub open_lanes: Vec<LaneSnapshot>,
+    /// Who has claimed the registry, or empty.
+    pub owner: String,
 }
 
 impl Snapshot {
@@ -370,7 +373,7 @@ impl Session {
         call.arg(side.letter()).arg(OLDEST_BYTES).arg(self.keys.record("")).arg(LANES);
         call.arg(self.keys.dead_letters_kind());
         call.arg(if self.keys.names_jobs() { self.keys.jobs().data("") } else { String::new() });
-        call.arg(self.keys.completed_kind());
+        call.arg(self.keys.completed_kind()).arg(claim(&self.keys.lanes()));
         let reply = list(self.eval(&SNAPSHOT, &call).await?)?;
         let [
             seconds,
@@ -385,6 +388,7 @@ impl Session {
             queues,
             unfit,
             open_lanes,
+            owner,
         ] = reply.as_slice()
         else {
             return Err(unexpected("snapshot"));
@@ -435,6 +439,7 @@ impl Session {
             queues: list(queues.clone())?.into_iter().map(queue).collect::<Result<_, StoreError>>()?,
             unfit: refusals(unfit.clone())?,
             open_lanes: list(open_lanes.clone())?.into_iter().map(lane).collect::<Result<_, StoreError>>()?,
+            owner: text(owner.clone()),
         };
         self.saw_time(seconds, micros);
         Ok(snapshot)

@@ -1,5 +1,5 @@
 //! Whose a queue is, and its end.
-use e2e::engine::{Bench, fresh_prefix, job, shared_server};
+use e2e::engine::{Bench, CONSUMING, fresh_prefix, job, shared_server};
 use jobqueue::store::ownership::claim;
 use redis::AsyncCommands as _;
 use serde_json::json;
@@ -15,6 +15,17 @@ async fn the_first_to_claim_a_queue_owns_it() {
     assert_eq!(session.own(&key, YOU, None).await.unwrap(), ME);
     // As after a lost reply: asking again changes nothing.
     assert_eq!(session.own(&key, ME, None).await.unwrap(), ME);
+}
+
+#[tokio::test]
+async fn a_look_shows_whose_the_queues_are_also_after_redis_has_lost_its_data() {
+    let mut bench = Bench::new().await;
+    let (mut session, registry) = (bench.session(), bench.keys.lanes());
+    assert_eq!(session.snapshot(CONSUMING).await.unwrap().owner, "");
+    session.own(&registry, ME, None).await.unwrap();
+    assert_eq!(session.snapshot(CONSUMING).await.unwrap().owner, ME);
+    bench.redis.del::<_, ()>(claim(&registry)).await.unwrap();
+    assert_eq!(session.snapshot(CONSUMING).await.unwrap().owner, "");
 }
 
 #[tokio::test]
