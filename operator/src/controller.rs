@@ -109,6 +109,7 @@ pub struct Context {
     metrics: Arc<Metrics>,
     recorder: Recorder,
     settled: apply::Settled,
+    refused: apply::Refused,
     allowances: Mutex<HashMap<String, Allowance>>,
     rolling: rolling::Rolling,
     taken_out: claims::TakenOut,
@@ -223,6 +224,7 @@ pub async fn run(
         observer,
         metrics,
         settled: apply::Settled::default(),
+        refused: apply::Refused::default(),
         allowances: Mutex::default(),
         rolling: rolling::Rolling::default(),
         taken_out: claims::TakenOut::default(),
@@ -519,7 +521,9 @@ impl Context {
     /// Lets go of everything that is remembered of a queue.
     fn forget(&self, queue: &ObjectRef<JobQueue>) {
         self.observer.forget(queue);
-        self.settled.forget(queue.namespace.as_deref().unwrap_or_default(), &queue.name);
+        let namespace = queue.namespace.as_deref().unwrap_or_default();
+        self.settled.forget(namespace, &queue.name);
+        self.refused.forget(namespace, &queue.name);
         self.rolling.end(&queue.to_string());
         self.taken_out.forget(queue);
         self.succeeded(queue);

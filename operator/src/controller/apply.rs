@@ -1,7 +1,7 @@
 //! Carries out what was built: server-side apply, only where something differs, never on somebody else's objects.
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, Preconditions};
 use kube::core::{ApiResource, GroupVersionKind};
@@ -9,7 +9,7 @@ use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 
-use super::build::{Child, Children, DEPLOYMENT, Kind, POD, STATEFUL_SET};
+use super::build::{self, Child, Children, DEPLOYMENT, Kind, POD, STATEFUL_SET, VOLUME_CLAIM};
 use super::names::{HASH, Names};
 use super::obstacle::obstacle;
 use super::quantity;
@@ -27,6 +27,10 @@ pub const SCALER: &str = "jobqueue-scaler";
 
 /// Pods of the HTTP API where nobody says how many.
 const NEW_REPLICAS: i64 = 2;
+/// What was refused is asked for again after this long, then after twice as long, and so on.
+const ASK_AGAIN: Duration = Duration::from_secs(30);
+/// But at least this often.
+const ASK_AGAIN_AT_LEAST: Duration = Duration::from_secs(300);
 /// How often pods that do not start are looked at: nobody tells when their reason changes.
 const STARTING: Duration = Duration::from_secs(10);
 
@@ -48,9 +52,54 @@ impl Settled {
     /// Forgets the objects of a queue that is gone.
     pub fn forget(&self, namespace: &str, queue: &str) {
         let mut settled = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let (of, name) = (format!("/{namespace}/{queue}-"), format!("/{namespace}/{queue}"));
-        settled.retain(|id, _| !id.contains(&of) && !id.ends_with(&name));
+        settled.retain(|id, _| !is_of(id, namespace, queue));
     }
+}
+
+/// What the API server has refused, and will again: a queue that waits for somebody to change something must not write
+/// meanwhile. What decides may also be a webhook or a quota that nobody tells us of, so it is tried again, ever more rarely.
+#[derive(Default)]
+pub struct Refused(Mutex<HashMap<String, Refusal>>);
+
+struct Refusal {
+    /// What was asked for, and in place of what.
+    asked: (String, String),
+    reason: &'static str,
+    message: String,
+    times: u32,
+    until: Instant,
+}
+
+impl Refused {
+    /// Why it is not worth asking for this again now.
+    fn still(&self, id: &str, asked: &(String, String), now: Instant) -> Option<Error> {
+        let refused = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let refusal = refused.get(id).filter(|one| one.asked == *asked && now < one.until)?;
+        Some(Error::Stalled { reason: refusal.reason, message: refusal.message.clone() })
+    }
+
+    /// Notes how it went.
+    fn note(&self, id: &str, asked: (String, String), error: Option<&Error>, now: Instant) {
+        let mut refused = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = refused.remove(id).filter(|before| before.asked == asked);
+        if let Some(error) = error.filter(|error| error.is_stalled()) {
+            let times = before.map_or(0, |before| before.times + 1).min(10);
+            let until = now + ASK_AGAIN.saturating_mul(1 << times).min(ASK_AGAIN_AT_LEAST);
+            let (reason, message) = (error.reason(), error.to_string());
+            refused.insert(id.to_owned(), Refusal { asked, reason, message, times, until });
+        }
+    }
+
+    /// Forgets the objects of a queue that is gone.
+    pub fn forget(&self, namespace: &str, queue: &str) {
+        let mut refused = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        refused.retain(|id, _| !is_of(id, namespace, queue));
+    }
+}
+
+/// Whether an object is one of a queue's, by its [`id`].
+fn is_of(id: &str, namespace: &str, queue: &str) -> bool {
+    id.contains(&format!("/{namespace}/{queue}-")) || id.ends_with(&format!("/{namespace}/{queue}"))
 }
 
 /// The live objects that the status speaks of.
@@ -187,32 +236,53 @@ impl Context {
             }
             return Ok(None);
         };
+        let id = id(queue, child.kind, &child.name);
+        let hash = desired["metadata"]["annotations"][HASH].as_str().unwrap_or_default();
         if let Some(live) = &live {
             if !ours(live) {
                 return Err(foreign(queue, child.kind, &child.name));
             }
-            let id = id(queue, child.kind, &child.name);
-            let hash = desired["metadata"]["annotations"][HASH].as_str().unwrap_or_default();
-            let now = version(live);
+            let now = version(live, desired);
             let found = serde_json::to_value(live).unwrap_or_default();
             if self.settled.is(&id, hash, &now) || is_satisfied(desired, &found) {
                 self.settled.note(id, hash, now);
                 return Ok(Some(found));
             }
         }
-        let applied = match self.patch(api, MANAGER, &child.name, desired).await {
-            Err(Error::Kube(kube::Error::Api(status))) if status.code == 422 && live.is_some() => {
-                // What somebody else wrote beside our fields contradicts them (`value` beside our `valueFrom`), and an
-                // apply leaves it there. A merge patch replaces whole lists, and theirs with them.
-                let params = PatchParams { field_manager: Some(MANAGER.into()), ..PatchParams::default() };
-                api.patch(&child.name, &params, &Patch::Merge(desired)).await?
+        let write = async {
+            match self.patch(api, MANAGER, &child.name, desired).await {
+                Err(Error::Kube(kube::Error::Api(status))) if status.code == 422 && live.is_some() => {
+                    // What somebody else wrote beside our fields contradicts them (`value` beside our `valueFrom`), and
+                    // an apply leaves it there. A merge patch replaces whole lists, and theirs with them.
+                    let params =
+                        PatchParams { field_manager: Some(MANAGER.into()), ..PatchParams::default() };
+                    api.patch(&child.name, &params, &Patch::Merge(desired)).await.map_err(Error::from)
+                }
+                answer => answer,
             }
-            answer => answer?,
         };
+        let applied = self.unless_refused(&id, desired, live.as_ref(), write).await?;
         tracing::info!(kind = child.kind.name, name = child.name, "Applied");
-        let hash = desired["metadata"]["annotations"][HASH].as_str().unwrap_or_default();
-        self.settled.note(id(queue, child.kind, &child.name), hash, version(&applied));
+        let now = version(&applied, desired);
+        self.settled.note(id, hash, now);
         Ok(Some(serde_json::to_value(applied).unwrap_or_default()))
+    }
+
+    /// Writes an object, unless the same was refused in place of the same not long ago.
+    async fn unless_refused(
+        &self,
+        id: &str,
+        desired: &Value,
+        live: Option<&DynamicObject>,
+        write: impl Future<Output = Result<DynamicObject, Error>>,
+    ) -> Result<DynamicObject, Error> {
+        let asked = (asked_for(desired), live.map(|live| version(live, desired)).unwrap_or_default());
+        if let Some(error) = self.refused.still(id, &asked, Instant::now()) {
+            return Err(error);
+        }
+        let answer = write.await;
+        self.refused.note(id, asked, answer.as_ref().err(), Instant::now());
+        answer
     }
 
     /// The workers: the scaler owns their number; where it does not (yet), the live number is kept. Also says whether they
@@ -224,8 +294,7 @@ impl Context {
         if let (Some(desired), Some(live)) = (&child.object, &live) {
             let live = serde_json::to_value(live).unwrap_or_default();
             let image = &self.settings.worker_image;
-            if is_upgrade(desired, &live, image) && !self.rolling.may_begin(&turn, std::time::Instant::now())
-            {
+            if is_upgrade(desired, &live, image) && !self.rolling.may_begin(&turn, Instant::now()) {
                 return Ok((Some(live), true));
             }
         }
@@ -322,16 +391,21 @@ impl Context {
         object: &Value,
     ) -> Result<(), Error> {
         let api = self.dynamic(kind, queue);
-        if let Some(live) = api.get_opt(name).await? {
+        let live = api.get_opt(name).await?;
+        if let Some(live) = &live {
             if !Names::of(queue).are_on(live.labels()) {
                 return Err(foreign(queue, kind, name));
             }
-            if is_satisfied(object, &serde_json::to_value(&live).unwrap_or_default()) {
+            if is_satisfied(object, &serde_json::to_value(live).unwrap_or_default()) {
                 return Ok(());
             }
         }
-        self.patch(&api, MANAGER, name, object).await?;
-        Ok(())
+        let id = id(queue, kind, name);
+        let write = async {
+            let answer = self.patch(&api, MANAGER, name, object).await;
+            answer.map_err(|error| fixed(kind, live.as_ref(), error))
+        };
+        self.unless_refused(&id, object, live.as_ref(), write).await.map(drop)
     }
 
     async fn patch(
@@ -367,16 +441,51 @@ pub(super) fn foreign(queue: &JobQueue, kind: &Kind, name: &str) -> Error {
     )
 }
 
+/// What to do about a volume that stays as it is: where its class does not let it grow, Kubernetes answers as if we had no
+/// right to ask, and so it does to one that would shrink.
+fn fixed(kind: &Kind, live: Option<&DynamicObject>, error: Error) -> Error {
+    let (Some(live), Error::Kube(kube::Error::Api(status))) = (live, &error) else { return error };
+    let refused =
+        status.code == 422 || (status.code == 403 && !status.message.contains("cannot patch resource"));
+    if kind.name != VOLUME_CLAIM.name || !refused || error.is_terminating() {
+        return error;
+    }
+    let size = live.data["spec"]["resources"]["requests"]["storage"].as_str().unwrap_or_default();
+    let message = format!(
+        "the volume of the managed Redis cannot be changed: {}; set spec.redis.managed.storage.size back to {size}, or have the          volume's StorageClass allow it to grow",
+        status.message
+    );
+    Error::stalled("VolumeUnchangeable", message)
+}
+
 fn id(queue: &JobQueue, kind: &Kind, name: &str) -> String {
     format!("{}/{}/{name}", kind.name, queue.metadata.namespace.as_deref().unwrap_or_default())
 }
 
-/// Changes when somebody changes the object, not when its status does; kinds without a generation change as a whole.
-fn version(live: &DynamicObject) -> String {
-    match live.metadata.generation {
-        Some(generation) => format!("{}@{generation}", live.uid().unwrap_or_default()),
-        None => live.resource_version().unwrap_or_default(),
+/// Changes when somebody changes what the object says of what is desired, not when its status changes; kinds without a
+/// generation change as a whole. A generation does not count labels and annotations. Of those only ours matter: some change
+/// with the status, as the revision of a Deployment does.
+fn version(live: &DynamicObject, desired: &Value) -> String {
+    let Some(generation) = live.metadata.generation else {
+        return live.resource_version().unwrap_or_default();
+    };
+    let of = |ours: &Value, live: &BTreeMap<String, String>| -> Vec<Option<String>> {
+        let names = ours.as_object().into_iter().flat_map(serde_json::Map::keys);
+        names.map(|name| live.get(name).cloned()).collect()
+    };
+    let metadata = &desired["metadata"];
+    let said =
+        json!([of(&metadata["labels"], live.labels()), of(&metadata["annotations"], live.annotations())]);
+    format!("{}@{generation}@{}", live.uid().unwrap_or_default(), build::hash(&said))
+}
+
+/// Tells one thing that is asked for from another, whatever version of the live object it was asked of.
+fn asked_for(desired: &Value) -> String {
+    let mut desired = desired.clone();
+    if let Some(metadata) = desired["metadata"].as_object_mut() {
+        metadata.remove("resourceVersion");
     }
+    build::hash(&desired)
 }
 
 /// Whether the scaler's field manager owns `spec.replicas`.
@@ -477,6 +586,70 @@ mod tests {
         assert!(may_run(true, false, Some(&waits)));
         assert!(may_run(false, false, Some(&runs)), "a new leader has not looked yet");
         assert!(!may_run(false, true, Some(&runs)), "the keys are another's");
+    }
+
+    #[test]
+    fn a_label_of_ours_that_somebody_takes_away_is_noticed_and_what_others_write_is_not() {
+        let desired = json!({ "metadata": { "labels": { "ours": "1" }, "annotations": { HASH: "a" } } });
+        let live = |labels: &Value, annotations: &Value| -> DynamicObject {
+            let metadata = json!({ "name": "a", "uid": "u", "generation": 3, "labels": labels, "annotations": annotations });
+            serde_json::from_value(json!({ "metadata": metadata })).unwrap()
+        };
+        let before = version(&live(&json!({ "ours": "1" }), &json!({ HASH: "a" })), &desired);
+        let revision = json!({ HASH: "a", "deployment.kubernetes.io/revision": "7" });
+        assert_eq!(version(&live(&json!({ "ours": "1", "theirs": "2" }), &revision), &desired), before);
+        assert_ne!(version(&live(&json!({}), &json!({ HASH: "a" })), &desired), before);
+        assert_ne!(version(&live(&json!({ "ours": "2" }), &json!({ HASH: "a" })), &desired), before);
+        assert_ne!(version(&live(&json!({ "ours": "1" }), &json!({})), &desired), before);
+    }
+
+    fn refusal(code: u16, message: &str) -> Error {
+        let status = json!({ "status": "Failure", "code": code, "message": message, "reason": "" });
+        Error::Kube(kube::Error::Api(serde_json::from_value(status).unwrap()))
+    }
+
+    #[test]
+    fn what_was_refused_is_asked_for_ever_more_rarely_and_at_once_when_something_has_changed() {
+        let (refused, start) = (Refused::default(), Instant::now());
+        let asked = |what: &str, of: &str| (what.to_owned(), of.to_owned());
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let (mut now, mut tries) = (0, Vec::new());
+        while now < 1500 {
+            if refused.still("id", &asked("a", "1"), at(now)).is_none() {
+                refused.note("id", asked("a", "1"), Some(&refusal(422, "no")), at(now));
+                tries.push(now);
+            }
+            now += 30;
+        }
+        assert_eq!(tries, [0, 30, 90, 210, 450, 750, 1050, 1350]);
+        let told = refused.still("id", &asked("a", "1"), at(1400)).unwrap();
+        assert_eq!((told.to_string(), told.reason()), (refusal(422, "no").to_string(), "ApiError"));
+        assert!(refused.still("id", &asked("b", "1"), at(1400)).is_none(), "another spec");
+        assert!(
+            refused.still("id", &asked("a", "2"), at(1400)).is_none(),
+            "somebody changed the live object"
+        );
+        refused.note("id", asked("a", "1"), Some(&refusal(500, "later")), at(1400));
+        assert!(refused.still("id", &asked("a", "1"), at(1400)).is_none(), "that was no refusal");
+    }
+
+    #[test]
+    fn a_volume_that_cannot_grow_is_told_by_the_field_that_asks_for_it() {
+        let claim = json!({ "metadata": {}, "spec": { "resources": { "requests": { "storage": "1Gi" } } } });
+        let claim: DynamicObject = serde_json::from_value(claim).unwrap();
+        let refused = "only dynamically provisioned pvc can be resized";
+        for code in [403, 422] {
+            let error = fixed(&VOLUME_CLAIM, Some(&claim), refusal(code, refused));
+            assert!(error.is_stalled());
+            let told = error.to_string();
+            assert!(told.contains("spec.redis.managed.storage.size back to 1Gi"), "{told}");
+        }
+        let no_right = refusal(403, "User \"x\" cannot patch resource \"persistentvolumeclaims\"");
+        assert!(!fixed(&VOLUME_CLAIM, Some(&claim), no_right).is_stalled(), "a right may still be given");
+        assert!(
+            !fixed(&VOLUME_CLAIM, None, refusal(403, "exceeded quota")).is_stalled(),
+            "there is none yet"
+        );
     }
 
     #[test]

@@ -22,11 +22,21 @@ async fn what_is_changed_by_hand_is_put_right() {
         .await
         .expect("edited");
     space.kubectl(&["delete", "service", "drift-redis"]).await.expect("deleted");
+    // By this one we hear of it at all.
+    let label = "app.kubernetes.io/managed-by";
+    space
+        .kubectl(&["label", "statefulset", "drift-redis", &format!("{label}-")])
+        .await
+        .expect("a label is taken away");
 
     patiently("the configuration", async || space.get("configmap", "drift-config").await["data"] == config)
         .await;
     patiently("the image", async || {
         image(&space.get("deployment", "drift-worker").await) == image(&deployment)
+    })
+    .await;
+    patiently("the label", async || {
+        space.get("statefulset", "drift-redis").await["metadata"]["labels"][label].is_string()
     })
     .await;
     patiently("the service", async || {

@@ -84,3 +84,17 @@ async fn jobs_that_are_kept_nowhere_are_not_durable() {
     space.await_condition("kept", "Durable", "True/Volume").await;
     space.delete().await;
 }
+
+#[tokio::test]
+async fn a_volume_that_cannot_be_changed_is_told_by_the_field_that_asks_for_it() {
+    let space = Namespace::create("fixed").await;
+    let sized = |size: &str| format!("{{redis: {{managed: {{storage: {{size: {size}}}}}}}}}");
+    space.queue("orders", &sized("2Gi")).await;
+    space.await_ready("orders").await;
+    space.queue("orders", &sized("1Gi")).await;
+    let told = space.await_condition("orders", "Stalled", "True/VolumeUnchangeable").await;
+    assert!(told.contains("spec.redis.managed.storage.size back to 2Gi"), "{told}");
+    space.queue("orders", &sized("2Gi")).await;
+    space.await_ready("orders").await;
+    space.delete().await;
+}
