@@ -311,8 +311,8 @@ async fn jobs_produced_total() {
         .redis(server.addr())
         .env("PRODUCER_SCAN_DIR", inbox.display())
         .env("PRODUCER_RESCAN_INTERVAL", "50ms");
-    let producer = Worker::spawn(&options);
-    let produced = async |queue: &str| producer.metric("jobs_produced_total", &[("queue", queue)]).await;
+    let worker = Worker::spawn(&options);
+    let produced = async |queue: &str| worker.metric("jobs_produced_total", &[("queue", queue)]).await;
     eventually(SOON, "the figures", async || {
         let figures = (produced("high").await, produced("low").await);
         if figures == (Some(1.0), Some(2.0)) { Ok(()) } else { Err(figures) }
