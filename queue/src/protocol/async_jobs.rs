@@ -38,6 +38,20 @@ pub use head::{Status, timestamp};
 
 /// Room for what is written into a job while it lives: an error, counters, a result.
 const ROOM: usize = 512 * 1024;
+/// Jobs up to this size are read although they are too large to be run (the limit was lowered, a client knows none): so
+/// they can be shown, cancelled, and given up with a reason. Held a few times over while that is written, beside a
+/// worker whose container may have 256 MiB.
+const READABLE: usize = 8 << 20;
+
+/// Larger ones are never read, by nobody.
+fn largest_readable(max_payload_bytes: usize) -> usize {
+    runnable(max_payload_bytes).max(READABLE)
+}
+
+/// Larger ones are not run.
+fn runnable(max_payload_bytes: usize) -> usize {
+    max_payload_bytes.saturating_add(ROOM)
+}
 
 /// The policy of an `async` queue.
 #[derive(Debug, Clone)]
@@ -111,7 +125,7 @@ pub fn unfinished(keys: &JobKeys, hash: &str) -> String {
     keys.index(&format!("batch-{hash}"))
 }
 
-/// A job whose data are gone is not listed any more among those that wait or run: nobody else would take it out.
+/// What is no job (any more) is not listed any more among those that wait or run: nobody else would take it out.
 fn unlisted(keys: &JobKeys, id: &str) -> impl Iterator<Item = Effect> {
     [Status::Pending, Status::Running]
         .into_iter()
@@ -283,6 +297,12 @@ impl AsyncJobs {
         Decision { verdict: Verdict::Dropped, effects }
     }
 
+    /// Why a job of this size is not run.
+    fn oversize(&self, size: usize) -> Option<NotAJob> {
+        let max = self.max_payload_bytes;
+        (size > runnable(max)).then_some(NotAJob::Oversize { size, max })
+    }
+
     /// What is wrong with a job's JSON; the reason quotes no data.
     fn parse(raw: &[u8]) -> Result<Head, String> {
         if depth(raw) > MAX_DEPTH {
@@ -349,12 +369,15 @@ impl Protocol for AsyncJobs {
         if !job.fields.kind.is_empty() {
             return None;
         }
-        let why = NotAJob::Malformed(Self::parse(&job.raw).err()?);
+        let why = match self.oversize(job.raw.len()) {
+            Some(why) => why,
+            None => NotAJob::Malformed(Self::parse(&job.raw).err()?),
+        };
         Some(Failure::new(why.reason(), why.to_string()))
     }
 
-    /// A letter that names it; what stands under its key is left alone: it is not a job to its clients either, or was too
-    /// large to be read.
+    /// A letter that names it, and no list of jobs does any more. What stands under its key is left alone: it is not a job
+    /// to its clients either, or was too large to be read.
     fn reject(&self, raw: &Bytes, why: &NotAJob, queue: &QueueKeys, now_ms: u64) -> Decision {
         let reason = why.reason();
         let mut letter = Map::new();
@@ -369,7 +392,7 @@ impl Protocol for AsyncJobs {
         letter.insert("failed_at".into(), rfc3339(now_ms).into());
         letter.insert("origin_queue".into(), queue.queue.clone().into());
         let mut effects = self.bury(Value::Object(letter).to_string().into(), queue);
-        if let (NotAJob::NoData, Ok(id)) = (why, std::str::from_utf8(raw)) {
+        if let Ok(id) = std::str::from_utf8(raw) {
             effects.extend(unlisted(&queue.jobs, id));
         }
         Decision { verdict: Verdict::Dead(reason), effects }
@@ -422,7 +445,7 @@ impl Records for AsyncJobs {
     }
 
     fn largest(&self) -> usize {
-        self.max_payload_bytes.saturating_add(ROOM)
+        largest_readable(self.max_payload_bytes)
     }
 
     fn read(&self, entry: &Bytes, data: Data) -> Result<Job, NotAJob> {
@@ -433,13 +456,17 @@ impl Records for AsyncJobs {
             Data::TooLarge(size) => return Err(NotAJob::Oversize { size, max: self.max_payload_bytes }),
             Data::Unfit(kind) => return Err(NotAJob::Malformed(format!("its key holds a {kind}"))),
         };
-        let head = match Self::parse(&raw) {
+        let head = match self.oversize(raw.len()) {
+            Some(why) => Err(why),
+            None => Self::parse(&raw).map_err(NotAJob::Malformed),
+        };
+        let head = match head {
             Ok(head) => head,
             // Its clients see a job that waits: it is condemned, so that they see it fail.
             Err(_) if Head::seen(&raw).is_some() => {
                 return Ok(Job { raw, fields: Fields { id, ..Fields::default() } });
             }
-            Err(why) => return Err(NotAJob::Malformed(why)),
+            Err(why) => return Err(why),
         };
         let fields = Fields {
             id,

@@ -119,6 +119,37 @@ async fn a_job_that_is_nested_too_deep_to_be_run_is_seen_to_fail_and_lapses() {
 }
 
 #[tokio::test]
+async fn a_job_that_is_too_large_to_be_run_is_seen_to_fail_and_lapses() {
+    let mut scene = Scene::start().await;
+    // Both were created when more was allowed, or by a client that knows no limit; the second is too large to be read.
+    for (id, size) in [("large", 3 << 20), ("huge", 9 << 20)] {
+        let job = json!({ "id": id, "type": "email", "status": "pending", "payload": "x".repeat(size) });
+        scene.redis.set::<_, _, ()>(format!("jobs:data:{id}"), job.to_string()).await.unwrap();
+        scene.redis.zadd::<_, _, _, ()>("jobs:index:pending", id, 1).await.unwrap();
+        scene.redis.rpush::<_, _, ()>("jobs:queue", id).await.unwrap();
+    }
+    scene.create("small", "email").await;
+    let _worker = Worker::spawn(&scene.options());
+    let failed = scene.until("large", "failed").await;
+    let error = failed["error"].as_str().unwrap();
+    assert!(error.ends_with("bytes, more than worker.max_payload_bytes = 1048576"), "{error}");
+    assert!(scene.redis.ttl::<_, i64>("jobs:data:large").await.unwrap() > 0);
+    scene.until("small", "completed").await;
+    eventually(SOON, "both to be buried, and nobody to be said to wait", async || {
+        let letters: Vec<String> = scene.redis.lrange("jobs:dead_letter", 0, -1).await.unwrap();
+        let pending: Vec<String> = scene.redis.zrange("jobs:index:pending", 0, -1).await.unwrap();
+        let oversize = letters.iter().filter(|letter| letter.contains(r#""reason":"oversize""#)).count();
+        if oversize == 2 && pending.is_empty() { Ok(()) } else { Err((letters, pending)) }
+    })
+    .await;
+    assert_eq!((scene.recorder.starts("large"), scene.recorder.starts("huge")), (0, 0));
+    assert!(
+        scene.redis.strlen::<_, usize>("jobs:data:huge").await.unwrap() > 9 << 20,
+        "what nobody read is kept"
+    );
+}
+
+#[tokio::test]
 async fn a_type_that_nobody_knows_does_not_stop_the_others() {
     let mut scene = Scene::start().await;
     let handlers = json!({ "email": "http" });

@@ -111,7 +111,7 @@ impl Head {
             interruptions: counter("interruptions"),
             deaths: counter("deaths"),
             worker: record.text("worker").filter(|worker| !worker.is_empty()),
-            idempotency_key: record.text("idempotency_key").filter(is_hash),
+            idempotency_key: record.text("idempotency_key").filter(|hash| is_hash(hash)),
         })
     }
 
@@ -144,12 +144,12 @@ impl Head {
             interruptions: count(&written.interruptions),
             deaths: count(&written.deaths),
             worker: text(written.worker),
-            idempotency_key: text(written.idempotency_key).filter(is_hash),
+            idempotency_key: text(written.idempotency_key).filter(|hash| is_hash(hash)),
         })
     }
 }
 
-fn is_hash(hash: &String) -> bool {
+fn is_hash(hash: &str) -> bool {
     hash.len() == 64 && hash.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 

@@ -141,12 +141,38 @@ fn a_result_that_could_not_be_read_again_is_kept_as_text() {
 }
 
 #[test]
-fn what_has_no_data_is_listed_no_more() {
-    let decision = policy().reject(&Bytes::from_static(b"a"), &NotAJob::NoData, &queue(), NOW);
-    for status in ["pending", "running"] {
-        let effect = Effect::Unindex { key: format!("jobs:index:{status}"), member: "a".into() };
-        assert!(decision.effects.contains(&effect), "{status}");
+fn what_is_no_job_is_listed_no_more() {
+    let oversize = NotAJob::Oversize { size: 1 << 30, max: 1 << 20 };
+    for why in [NotAJob::NoData, oversize, NotAJob::Malformed("not an object".into())] {
+        let decision = policy().reject(&Bytes::from_static(b"a"), &why, &queue(), NOW);
+        for status in ["pending", "running"] {
+            let effect = Effect::Unindex { key: format!("jobs:index:{status}"), member: "a".into() };
+            assert!(decision.effects.contains(&effect), "{why}: {status}");
+        }
     }
+}
+
+#[test]
+fn what_is_too_large_to_be_run_is_read_to_be_given_up_and_a_run_of_it_still_counts() {
+    let of = |size: usize, more: &str| {
+        let payload = "x".repeat(size);
+        read(&format!(r#"{{"id":"a","type":"t"{more},"payload":"{payload}"}}"#)).unwrap()
+    };
+    assert_eq!(policy().condemned(&of(1 << 20, "")), None, "there is room for what workers write");
+    let large = of(2 << 20, r#","status":"pending""#);
+    let Start::Run(same, effects) = policy().start(&large, LANE, &queue(), NOW) else { panic!() };
+    assert_eq!((&same.raw, effects), (&large.raw, vec![]), "nothing says that it ran");
+    let failure = policy().condemned(&same).unwrap();
+    assert_eq!(failure.reason, Reason::Oversize);
+    assert!(failure.error.ends_with("bytes, more than worker.max_payload_bytes = 1048576"), "{failure:?}");
+    let decision = policy().settle(&same, &Outcome::Kill(failure), &queue(), NOW, "u");
+    assert_eq!(written(&decision.effects).unwrap()["status"], "failed");
+    assert!(
+        decision.effects.iter().any(|effect| matches!(effect, Effect::Expire { ttl_ms: Some(60_000), .. }))
+    );
+    let grown = of(2 << 20, r#","status":"running","worker":"host-1-1""#);
+    assert_eq!(policy().disowned(&grown, LANE, &queue()), None);
+    assert!(policy().largest() >= largest_readable(0), "what clients are shown, a worker can give up");
 }
 
 #[test]
@@ -249,8 +275,10 @@ fn what_is_no_job_is_named_among_the_dead_letters_with_its_reason() {
 
 #[test]
 fn what_clients_see_as_a_job_and_cannot_be_run_is_seen_to_fail() {
-    let deep = format!(r#"{{"type":"t","status":"pending","payload":{}{}}}"#, "[".repeat(200), "]".repeat(200));
-    for raw in [deep.as_str(), r#"{"type":"t","created_at":"\ud800"}"#, r#"{"status":"","status":"pending"}"#] {
+    let deep =
+        format!(r#"{{"type":"t","status":"pending","payload":{}{}}}"#, "[".repeat(200), "]".repeat(200));
+    for raw in [deep.as_str(), r#"{"type":"t","created_at":"\ud800"}"#, r#"{"status":"","status":"pending"}"#]
+    {
         let job = job(raw);
         let Start::Run(same, effects) = policy().start(&job, LANE, &queue(), NOW) else { panic!("{raw}") };
         assert_eq!((&same.raw, effects), (&job.raw, vec![]), "nothing says that it ran");
@@ -261,7 +289,12 @@ fn what_clients_see_as_a_job_and_cannot_be_run_is_seen_to_fail() {
         assert!(matches!(&decision.effects[0], Effect::Swap { from, .. } if *from == job.raw), "{raw}");
         let Effect::Swap { to, .. } = &decision.effects[0] else { panic!() };
         assert_eq!(crate::submission::status(to), Some(Status::Failed), "{raw}");
-        assert!(decision.effects.iter().any(|effect| matches!(effect, Effect::Expire { ttl_ms: Some(60_000), .. })));
+        assert!(
+            decision
+                .effects
+                .iter()
+                .any(|effect| matches!(effect, Effect::Expire { ttl_ms: Some(60_000), .. }))
+        );
     }
     assert_eq!(policy().condemned(&job("{}")), None, "what has no type may still be run");
     let over = job(r#"{"created_at":"\ud800","status":"completed"}"#);
