@@ -83,7 +83,31 @@ async fn what_is_no_job_is_not_shown_as_one() {
     scene.get("/jobs/bad").await.is_problem(500, "malformed_job");
     scene.delete("/jobs/bad").await.is_problem(500, "malformed_job");
     let _: i64 = command(&mut redis, &["LPUSH", "jobs:data:list", "x"]).await;
-    scene.get("/jobs/list").await.is_problem(404, "job_not_found");
+    scene.get("/jobs/list").await.is_problem(500, "malformed_job");
+}
+
+#[tokio::test]
+async fn what_is_too_large_to_be_a_job_is_not_read() {
+    let scene = Scene::start().await;
+    let mut redis = scene.redis().await;
+    let created = scene.post_once("/jobs", "k", &json!({ "type": "t" })).await;
+    let id = created.body["id"].as_str().unwrap();
+    let (path, key) = (format!("/jobs/{id}"), format!("jobs:data:{id}"));
+    let before = scene.api.allocated_kib();
+    // 256 MiB, of which Redis makes zeros.
+    let _: usize = command(&mut redis, &["SETRANGE", &key, "268435455", "x"]).await;
+    for _ in 0..3 {
+        let read = scene.get(&path).await;
+        read.is_problem(500, "malformed_job");
+        assert!(read.body["detail"].as_str().unwrap().contains("268435456 bytes"), "{read:?}");
+        scene.delete(&path).await.is_problem(500, "malformed_job");
+        // The key still stands for it: it is not gone.
+        scene.post_once("/jobs", "k", &json!({ "type": "t" })).await.is_problem(500, "malformed_job");
+        assert!(scene.get("/jobs").await.body["jobs"].as_array().unwrap().is_empty());
+    }
+    let after = scene.api.allocated_kib();
+    assert!(after < before + 64 * 1024, "{before} KiB before, {after} after");
+    assert_eq!(scene.queued().await, [id], "no other was created in its place");
 }
 
 #[tokio::test]

@@ -14,6 +14,7 @@ use jobqueue::connect::{Connector, Settings};
 use jobqueue::engine::Engine;
 use jobqueue::job::Data;
 use jobqueue::keys::Keys;
+use jobqueue::protocol::Records;
 use jobqueue::protocol::async_jobs::Status;
 use jobqueue::store::{Answer, Order, PAGE_COUNT, Place, Session, StoreError};
 use tokio::sync::{mpsc, oneshot};
@@ -37,9 +38,9 @@ enum Write {
 }
 
 enum Read {
-    Job(String, Reply<Option<Bytes>>),
+    Job(String, Reply<Data>),
     List { statuses: Vec<Status>, after: Option<Place>, limit: usize, reply: Reply<Vec<Place>> },
-    Page(Vec<String>, Reply<Vec<Option<Bytes>>>),
+    Page(Vec<String>, Reply<Vec<Data>>),
 }
 
 /// What became of a job that was to be cancelled.
@@ -124,11 +125,13 @@ pub(super) fn engine(config: &Config) -> Engine {
 impl Clerks {
     /// Starts the clerks of an engine's shards.
     pub(super) fn start(engine: &Engine, bound: Duration, told: &Told) -> Self {
+        // The role has this protocol, and no other names jobs.
+        let reader = Reader { largest: engine.protocol.records().map_or(0, Records::largest) };
         let desk = |keys: &Keys| {
             let (write, writes) = mpsc::channel(WAITING);
             let (read, reads) = mpsc::channel(WAITING);
-            tokio::spawn(writing::run(engine.session(keys), writes, told.clone()));
-            tokio::spawn(reading::run(engine.session(keys), reads, told.clone()));
+            tokio::spawn(writing::run(engine.session(keys), writes, reader, told.clone()));
+            tokio::spawn(reading::run(engine.session(keys), reads, reader, told.clone()));
             Desk { write, read }
         };
         let desks = engine.shards.iter().map(desk).collect();
@@ -202,7 +205,9 @@ impl Clerks {
             let page = self.ask(|desk| &desk.read, usize::from(shard), ask, by).await?;
             // Never none of those that were asked for; but a loop must not depend on it.
             let (read, unread) = rest.split_at(page.len().clamp(1, rest.len()));
-            jobs.extend(read.iter().zip(page).filter_map(|(id, job)| Some((id.clone(), job?))));
+            for (id, data) in read.iter().zip(page) {
+                jobs.extend(job(data)?.map(|bytes| (id.clone(), bytes)));
+            }
             rest = unread;
         }
         Ok(jobs)
@@ -243,7 +248,11 @@ impl Clerks {
                 break;
             }
             let (read, unread) = rest.split_at(page.len().min(run));
-            let jobs = read.iter().zip(page).filter_map(|((place, _), job)| Some((place.id.clone(), job?)));
+            let jobs = read.iter().zip(page).filter_map(|((place, _), data)| match data {
+                Data::Is(job) => Some((place.id.clone(), job)),
+                // What is no job is not listed.
+                Data::Missing | Data::TooLarge(_) | Data::Unfit(_) => None,
+            });
             listed.jobs.extend(jobs);
             rest = unread;
             let size: usize = listed.jobs.iter().map(|(_, job)| job.len()).sum();
@@ -268,7 +277,8 @@ impl Clerks {
                     timeout_at(by, clerk.reserve()).await.ok().and_then(Result::ok).ok_or_else(late)?
                 }
             };
-            if let Some(bytes) = answered(place, |reply| Read::Job(id.to_owned(), reply), by).await? {
+            let data = answered(place, |reply| Read::Job(id.to_owned(), reply), by).await?;
+            if let Some(bytes) = job(data)? {
                 return Ok(Some((shard, bytes)));
             }
         }
@@ -347,15 +357,32 @@ fn same(error: &StoreError) -> StoreError {
     }
 }
 
-/// The first of some jobs: all, unless they are more than a page of bytes. What holds no text is no job.
-async fn read(session: &mut Session, ids: &[&str]) -> Result<Vec<Option<Bytes>>, StoreError> {
-    let keys = session.keys.jobs();
-    let found = session.data(ids.iter().map(|id| keys.data(id)).collect(), usize::MAX).await?;
-    let bytes = |data| match data {
-        Data::Is(bytes) => Some(bytes),
-        Data::Missing | Data::TooLarge(_) | Data::Unfit(_) => None,
-    };
-    Ok(found.into_iter().map(bytes).collect())
+/// A job that was read; `None` when there is none. What is there and is no job is not the same as nothing: an
+/// idempotency key that stands for it still does.
+fn job(data: Data) -> Result<Option<Bytes>, Problem> {
+    let problem = |detail: String| Err(Problem::new(Code::MalformedJob, detail));
+    match data {
+        Data::Is(bytes) => Ok(Some(bytes)),
+        Data::Missing => Ok(None),
+        Data::TooLarge(size) => {
+            problem(format!("another program has written {size} bytes there, too many to be read"))
+        }
+        Data::Unfit(kind) => problem(format!("another program has written a {kind} there")),
+    }
+}
+
+/// Reads jobs, none larger than any could be that was made here.
+#[derive(Debug, Clone, Copy)]
+struct Reader {
+    largest: usize,
+}
+
+impl Reader {
+    /// The first of some jobs: all, unless they are more than a page of bytes.
+    async fn read(self, session: &mut Session, ids: &[&str]) -> Result<Vec<Data>, StoreError> {
+        let keys = session.keys.jobs();
+        session.data(ids.iter().map(|id| keys.data(id)).collect(), self.largest).await
+    }
 }
 
 /// Watches over Redis while nobody asks: what `/readyz` and `redis_up` say is never old.

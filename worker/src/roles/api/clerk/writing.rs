@@ -2,11 +2,12 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use jobqueue::job::Data;
 use jobqueue::store::{Answer, Order, Session, StoreError};
 use jobqueue::submission::{self, Cancel};
 use tokio::sync::mpsc;
 
-use super::{Cancelled, Reply, Told, Write, local_ms, read, same, tell};
+use super::{Cancelled, Reader, Reply, Told, Write, local_ms, same, tell};
 
 /// Orders of one call: Redis does nothing else meanwhile.
 const ORDERS: usize = 100;
@@ -16,7 +17,7 @@ const CALL_BYTES: usize = 1 << 20;
 const TRIES: usize = 10;
 
 /// Carries out what is asked for until nobody can ask any more.
-pub(super) async fn run(mut session: Session, mut orders: mpsc::Receiver<Write>, told: Told) {
+pub(super) async fn run(mut session: Session, mut orders: mpsc::Receiver<Write>, reader: Reader, told: Told) {
     let mut creates: Vec<(Arc<Order>, Reply<Answer>)> = Vec::new();
     while let Some(first) = orders.recv().await {
         let (mut next, mut size) = (Some(first), 0);
@@ -36,7 +37,7 @@ pub(super) async fn run(mut session: Session, mut orders: mpsc::Receiver<Write>,
         create(&mut session, &mut creates, &told).await;
         for (id, reply) in cancels {
             if !reply.is_closed() {
-                let cancelled = cancel(&mut session, &id, &reply, &told).await;
+                let cancelled = cancel(&mut session, &id, reader, &reply, &told).await;
                 let _ = reply.send(cancelled);
             }
         }
@@ -79,12 +80,13 @@ fn fail(creates: &mut Vec<(Arc<Order>, Reply<Answer>)>, error: &StoreError) {
 async fn cancel(
     session: &mut Session,
     id: &str,
+    reader: Reader,
     reply: &Reply<Option<Cancelled>>,
     told: &Told,
 ) -> Result<Option<Cancelled>, StoreError> {
     let mut tries = 0;
     loop {
-        let outcome = cancel_once(session, id).await;
+        let outcome = cancel_once(session, id, reader).await;
         let again = tell(told, session, outcome.as_ref().err());
         match outcome {
             Ok(Some(done)) => return Ok(done),
@@ -97,8 +99,16 @@ async fn cancel(
 }
 
 /// `None`: the job has changed since it was read.
-async fn cancel_once(session: &mut Session, id: &str) -> Result<Option<Option<Cancelled>>, StoreError> {
-    let Some(raw) = read(session, &[id]).await?.pop().flatten() else { return Ok(Some(None)) };
+async fn cancel_once(
+    session: &mut Session,
+    id: &str,
+    reader: Reader,
+) -> Result<Option<Option<Cancelled>>, StoreError> {
+    let raw = match reader.read(session, &[id]).await?.pop() {
+        Some(Data::Is(raw)) => raw,
+        Some(Data::Missing) | None => return Ok(Some(None)),
+        Some(Data::TooLarge(_) | Data::Unfit(_)) => return Ok(Some(Some(Cancelled::Malformed))),
+    };
     Ok(match submission::cancel(&raw, session.now_ms()) {
         Cancel::Malformed => Some(Some(Cancelled::Malformed)),
         Cancel::Finished(status) => Some(Some(Cancelled::Finished(status))),
