@@ -124,6 +124,43 @@ async fn half_closed_connections_are_ended_and_hold_nothing() {
 }
 
 #[tokio::test]
+async fn answers_that_nobody_reads_are_bounded_and_others_hear_of_it() {
+    let scene = Scene::start().await;
+    let large = serde_json::json!({ "type": "t", "payload": "x".repeat(1_000_000) });
+    let created = scene.post("/jobs", &large).await;
+    assert_eq!(created.status, 201);
+    let path = format!("/jobs/{}", created.body["id"].as_str().unwrap());
+    // Windows so small that nearly all of an answer stays where it is.
+    let client = reqwest::Client::builder()
+        .http2_prior_knowledge()
+        .http2_initial_stream_window_size(65_535)
+        .http2_initial_connection_window_size(65_535)
+        .build()
+        .unwrap();
+    let before = scene.api.allocated_kib();
+    let heads = (0..90).map(|_| client.get(scene.url(&path)).send());
+    let unread = futures::future::try_join_all(heads).await.unwrap();
+    let refused = unread.iter().filter(|answer| answer.status() == 503).count();
+    let kept = unread.len() - refused;
+    println!(
+        "{kept} answers of 1 MB lie unread, {refused} were refused; {before} KiB before, {} now",
+        scene.api.allocated_kib()
+    );
+    assert!((60..=68).contains(&kept), "{kept}");
+    scene.get(&path).await.is_problem(503, "overloaded");
+    scene.post("/jobs", &serde_json::json!({ "type": "t" })).await.is_problem(503, "overloaded");
+    assert_eq!(scene.queued().await.len(), 1, "nothing is created that could not be answered");
+    assert_eq!(scene.get("/healthz").await.status, 200);
+    drop((unread, client));
+    e2e::eventually(SOON, "the memory to be given back", async || {
+        let answer = scene.get(&path).await;
+        if answer.status == 200 { Ok(()) } else { Err(answer.status) }
+    })
+    .await;
+    serves(&scene).await;
+}
+
+#[tokio::test]
 async fn connections_beyond_the_limit_wait_until_others_end() {
     let scene =
         Scene::with(|options| options.env("API_MAX_CONNECTIONS", "3").env("API_HEADER_TIMEOUT", "1s")).await;

@@ -1,5 +1,6 @@
 //! `--role=api`: jobs over HTTP. Requests are read and judged here; what they ask of Redis, the clerks ask, and every
 //! answer comes within a bound.
+mod answers;
 mod body;
 mod clerk;
 mod listen;
@@ -26,6 +27,7 @@ use tokio::sync::Semaphore;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use self::answers::Answers;
 use self::body::{Limits, Types};
 use self::clerk::{Clerks, Told};
 use self::listen::Manners;
@@ -48,6 +50,7 @@ struct Api {
     clerks: Clerks,
     waiting: Waiting,
     limits: Limits,
+    answers: Answers,
     types: Types,
     tokens: Option<Tokens>,
     max_job_bytes: usize,
@@ -112,6 +115,7 @@ pub async fn run(
             time: settings.body_timeout.get(),
             in_flight: Arc::new(Semaphore::new((BODIES + body_limit).min(Semaphore::MAX_PERMITS))),
         },
+        answers: Answers::new(body_limit),
         document: openapi::document(document, &types, tokens.is_some()),
         types,
         tokens,

@@ -76,7 +76,8 @@ pub(super) async fn observe(State(api): State<Arc<Api>>, request: Request, next:
     let (method, version) = (method(request.method()), request.version());
     let matched = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
     let route = matched.as_deref().unwrap_or("other");
-    let mut response = problem::told(next.run(request).await, &request_id);
+    let response = api.answers.count(next.run(request).await).await;
+    let mut response = problem::told(response, &request_id);
     if let Ok(value) = HeaderValue::try_from(&request_id) {
         response.headers_mut().insert(REQUEST_ID, value);
     }

@@ -92,6 +92,7 @@ async fn order(
     wanted: &[Wanted<'_>],
     key: Option<String>,
 ) -> Result<(StatusCode, Vec<(String, Box<RawValue>)>), Problem> {
+    api.answers.expect_room()?;
     let by = api.clerks.deadline();
     let shard = api.clerks.shard(key.as_deref());
     let now_ms = api.clerks.now_ms();
