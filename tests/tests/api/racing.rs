@@ -1,7 +1,7 @@
 //! Cancels against real workers: whatever a job is doing when it is cancelled, whoever was told so finds it cancelled for
 //! ever, and what nobody cancelled comes to its end.
 #![allow(clippy::unwrap_used, reason = "a panic is the report")]
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -168,6 +168,16 @@ async fn cancel_some(scene: &Scene, ids: &[String], seed: u64, told: Told) -> to
 /// The statuses of each job, in the order in which it had them.
 type Heard = HashMap<String, Vec<String>>;
 
+/// The statuses that it is listed under.
+async fn listed(redis: &mut MultiplexedConnection, id: &str) -> Vec<&'static str> {
+    let mut listed = Vec::new();
+    for index in ["pending", "running", "completed", "failed", "cancelled"] {
+        let score: Option<f64> = command(redis, &["ZSCORE", &format!("jobs:index:{index}"), id]).await;
+        listed.extend(score.map(|_| index));
+    }
+    listed
+}
+
 async fn race(jobs: usize, kills: usize, seed: u64) {
     let scene = Scene::start().await;
     let recorder = Recorder::start().await;
@@ -200,9 +210,9 @@ async fn race(jobs: usize, kills: usize, seed: u64) {
         let mut last = std::mem::replace(&mut workers[at], next);
         // One is asked to go, and finishes what it runs or gives it back; the others are not.
         if kill == 1 {
-            last.sigterm()
+            last.sigterm();
         } else {
-            last.kill9()
+            last.kill9();
         }
         last.wait_exit(SOON + SOON).await;
     }
@@ -254,16 +264,7 @@ async fn race(jobs: usize, kills: usize, seed: u64) {
             }
             other => panic!("{id}: {other:?}"),
         }
-        let listed: HashSet<&str> = {
-            let mut listed = HashSet::new();
-            for index in ["pending", "running", "completed", "failed", "cancelled"] {
-                let score: Option<f64> =
-                    command(&mut redis, &["ZSCORE", &format!("jobs:index:{index}"), id]).await;
-                listed.extend(score.map(|_| index));
-            }
-            listed
-        };
-        assert_eq!(listed, HashSet::from([status.as_str()]), "{id}");
+        assert_eq!(listed(&mut redis, id).await, [status.as_str()], "{id}");
         *counts.entry((story(at), status)).or_insert(0) += 1;
     }
     let refused = told.values().filter(|status| **status == 409).count();
