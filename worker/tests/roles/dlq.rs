@@ -273,7 +273,7 @@ async fn a_purged_letter_is_kept_with_the_job_that_it_names_and_can_be_enqueued_
     let (archive, one) = (dir.path().join("letters"), dir.path().join("one"));
     assert!(admin(&["dlq", "purge", "--yes", "--archive", archive.to_str().unwrap()]).status.success());
     let kept = std::fs::read_to_string(&archive).unwrap();
-    let with_job = letters[0].replace("}", &format!(r#","job":{job}}}"#));
+    let with_job = letters[0].replace('}', &format!(r#","job":{job}}}"#));
     let lines: std::collections::HashSet<&str> = kept.lines().collect();
     assert_eq!(lines, [with_job.as_str(), letters[1]].into(), "{kept}");
     // Its time to live is over.

@@ -223,11 +223,11 @@ mod tests {
     #[test]
     fn a_job_of_async_is_made_of_its_type_or_of_what_an_archive_kept_of_it() {
         let engine = engine(&json!({"protocol": "async", "worker": {"max_payload_bytes": 1000}}));
-        let make = |text: &str| maker(&engine, None).make(text);
-        let made = make(r#"{"type":"email","payload":{"n":1.50}}"#).unwrap();
+        let of = |text: &str| maker(&engine, None).make(text);
+        let made = of(r#"{"type":"email","payload":{"n":1.50}}"#).unwrap();
         assert_eq!((made.key.as_str(), made.id.len()), ("jobs:queue", 36));
         assert!(made.raw.starts_with(br#"{"type":"email","payload":{"n":1.50},"id":""#), "{:?}", made.raw);
-        let kept = make(
+        let kept = of(
             r#"{"id":"a","type":"x","reason":"killed","job":{"id":"a","type":"email","status":"failed","n":1.50}}"#,
         );
         let kept = kept.unwrap();
@@ -244,7 +244,7 @@ mod tests {
             (r#"{"job":7}"#, "job: must be a JSON object"),
             (large.as_str(), "worker.max_payload_bytes = 1000"),
         ] {
-            let problem = make(text).unwrap_err();
+            let problem = of(text).unwrap_err();
             assert!(problem.contains(said), "{problem}");
         }
         let declared =
