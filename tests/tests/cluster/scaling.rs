@@ -157,7 +157,7 @@ async fn an_unreadable_redis_changes_nothing_and_the_queue_says_so() {
 async fn a_job_whose_backoff_is_over_wakes_a_queue_without_workers() {
     let space = Namespace::create("woken").await;
     let worker = "{handler: {simulate: {base: 100ms, failGlob: '/data/*'}}}";
-    let retry = "{maxRetries: 1, backoff: {base: 20s}}";
+    let retry = "{maxRetries: 1, backoff: {base: 20s, max: 20s}}";
     space
         .queue("woken", &format!("{{worker: {worker}, retry: {retry}, scaling: {{scaleDownDelay: 1s}}}}"))
         .await;
