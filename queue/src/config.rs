@@ -323,6 +323,8 @@ pub struct Api {
     pub result_ttl: Duration,
     /// The longest that `GET /jobs/{id}?wait=` waits.
     pub max_wait: Duration,
+    /// How often a request that waits looks at its job by itself, should the event of a change get lost.
+    pub look_interval: Duration,
     /// How long Redis may take before a request is answered with 503.
     pub redis_timeout: Duration,
     /// How long the head of a request may take to arrive.
@@ -345,6 +347,7 @@ impl Default for Api {
             token_file: String::new(),
             result_ttl: Duration::from_secs(24 * 60 * 60),
             max_wait: Duration::from_secs(60),
+            look_interval: Duration::from_secs(1),
             redis_timeout: Duration::from_millis(1500),
             header_timeout: Duration::from_secs(10),
             body_timeout: Duration::from_secs(30),

@@ -167,6 +167,7 @@ mod tests {
         ("producer.once", "a pod that has ended is started again: rescanInterval says when"),
         ("observability.metrics_port", "probes and monitors look at 9090"),
         ("api.port", "the Service is what clients know"),
+        ("api.look_interval", "events tell of changes, a look is for those that get lost"),
     ];
 
     /// Every key that has a value.

@@ -197,6 +197,7 @@ fn times(config: &Config, rules: &mut Rules) {
         ("circuit_breaker.cooldown_period", config.circuit_breaker.cooldown_period),
         ("observability.queue_sample_interval", config.observability.queue_sample_interval),
         ("api.result_ttl", config.api.result_ttl),
+        ("api.look_interval", config.api.look_interval),
         ("api.redis_timeout", config.api.redis_timeout),
         ("api.header_timeout", config.api.header_timeout),
         ("api.body_timeout", config.api.body_timeout),

@@ -2,13 +2,28 @@
 #![allow(clippy::unwrap_used, reason = "a panic is the report")]
 use std::time::{Duration, Instant};
 
-use crate::scene::{SOON, Scene};
-use e2e::eventually;
+use crate::scene::{SOON, Scene, command};
+use e2e::{WorkerOptions, eventually};
 use serde_json::json;
 
 /// Waits until a request waits for a job to change.
 pub async fn somebody_waits(scene: &Scene) {
     waiting(scene, 1.0).await;
+}
+
+/// An API whose requests would wait for ever, were it not for events: they do not look by themselves.
+pub fn only_events(options: WorkerOptions) -> WorkerOptions {
+    options.env("API_LOOK_INTERVAL", "1h")
+}
+
+/// Waits until the API hears events: what it hears first makes everybody look once.
+pub async fn listens(scene: &Scene) {
+    let mut redis = scene.redis().await;
+    eventually(SOON, "the API to listen", async || {
+        let (_, listening): (String, usize) = command(&mut redis, &["PUBSUB", "NUMSUB", "jobs:events"]).await;
+        if listening > 0 { Ok(()) } else { Err(listening) }
+    })
+    .await;
 }
 
 /// Waits until so many do.
@@ -24,11 +39,13 @@ async fn waiting(scene: &Scene, count: f64) {
 
 #[tokio::test]
 async fn a_change_is_told_at_once_to_who_waits_for_it() {
-    let scene = Scene::start().await;
+    let scene = Scene::with(only_events).await;
+    listens(&scene).await;
     let mut took = Vec::new();
     for _ in 0..10 {
         let id = scene.create("t").await;
-        let path = format!("/jobs/{id}?wait=30s");
+        // Longer than the client's patience: only the event can end it.
+        let path = format!("/jobs/{id}?wait=60s");
         let ((seen, answered), changed) = tokio::join!(
             async {
                 let seen = scene.get(&path).await;

@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::scene::{SOON, Scene, command};
-use crate::waiting::somebody_waits;
+use crate::waiting::{listens, only_events, somebody_waits};
 use e2e::{Behaviour, Recorder, Worker, WorkerOptions, eventually};
 use serde_json::{Value, json};
 
@@ -55,7 +55,8 @@ async fn the_job_of_a_killed_worker_is_seen_running_then_pending_then_completed(
 
 #[tokio::test]
 async fn what_a_worker_changes_is_told_to_who_waits() {
-    let scene = Scene::start().await;
+    let scene = Scene::with(only_events).await;
+    listens(&scene).await;
     let recorder = Recorder::start().await;
     recorder.by_default(Behaviour::Hold);
     let _worker = Worker::spawn(&worker(&scene, &recorder));
@@ -63,13 +64,13 @@ async fn what_a_worker_changes_is_told_to_who_waits() {
     for _ in 0..10 {
         let id = scene.create("email").await;
         recorder.wait_started(&id, 1).await;
-        let path = format!("/jobs/{id}?wait=9s&seen=running");
+        // Longer than the client's patience: only the worker's event can end it.
+        let path = format!("/jobs/{id}?wait=60s&seen=running");
         let (seen, ()) = tokio::join!(scene.get(&path), async {
             somebody_waits(&scene).await;
             recorder.release(&id);
         });
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
-        // By the change: at the end of its wait it would still run.
         assert_eq!(seen.body["status"], "completed", "{seen:?}");
         let completed: jiff::Timestamp = seen.body["completed_at"].as_str().unwrap().parse().unwrap();
         let completed = Duration::from_millis(completed.as_millisecond().unsigned_abs());

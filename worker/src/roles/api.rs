@@ -55,6 +55,8 @@ struct Api {
     tokens: Option<Tokens>,
     max_job_bytes: usize,
     max_wait: Duration,
+    /// A waiting request looks for itself this often, should an event get lost.
+    look_interval: Duration,
     document: String,
     observed: Requests,
     metrics: Arc<Metrics>,
@@ -121,6 +123,7 @@ pub async fn run(
         tokens,
         max_job_bytes: usize::try_from(config.worker.max_payload_bytes).unwrap_or(usize::MAX),
         max_wait: settings.max_wait.get(),
+        look_interval: settings.look_interval.get(),
         observed: Requests::register(metrics.registry())?,
         queue: engine.queues.last().cloned().unwrap_or_default(),
         metrics: Arc::clone(&metrics),

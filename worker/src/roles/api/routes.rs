@@ -29,8 +29,8 @@ use super::waiting::Change;
 const PAGE: usize = 20;
 /// The most jobs of a page.
 const MAX_PAGE: usize = 100;
-/// A waiting request looks for itself this often, should an event get lost.
-const LOOK: Duration = Duration::from_secs(1);
+/// The most bytes of an id in a cursor: it has to fit into the head of a request.
+const CURSOR_ID: usize = 300;
 
 /// Create a job
 ///
@@ -205,7 +205,7 @@ async fn changed(
     let _waiting = api.observed.waiting();
     let mut ending = api.ending.clone();
     loop {
-        let look = until.min(Instant::now() + LOOK);
+        let look = until.min(Instant::now() + api.look_interval);
         let is_last = tokio::select! {
             () = change.happened() => false,
             () = tokio::time::sleep_until(look) => look == until,
