@@ -43,6 +43,21 @@ async fn pages_hold_every_job_once_also_those_of_one_millisecond() {
 }
 
 #[tokio::test]
+async fn a_list_goes_on_behind_ids_of_any_length() {
+    let scene = Scene::start().await;
+    let mut redis = scene.redis().await;
+    // As a client that speaks to Redis itself may call them.
+    let names: Vec<String> = (0..5).map(|n| format!("{n}{}", "é".repeat(1000))).collect();
+    for name in &names {
+        let job = json!({ "id": name, "type": "t", "status": "running" }).to_string();
+        let _: () = command(&mut redis, &["SET", &format!("jobs:data:{name}"), &job]).await;
+        let _: i64 = command(&mut redis, &["ZADD", "jobs:index:running", "7", name]).await;
+    }
+    let found = all(&scene, "limit=1").await;
+    assert_eq!(found, names.into_iter().rev().collect::<Vec<_>>());
+}
+
+#[tokio::test]
 async fn a_list_holds_the_jobs_of_a_status_or_of_all() {
     let scene = Scene::start().await;
     let (a, b, c) = (scene.create("t").await, scene.create("t").await, scene.create("t").await);

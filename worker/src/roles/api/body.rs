@@ -117,7 +117,8 @@ pub(super) fn batch<'a>(bytes: &'a [u8], types: &Types) -> Result<Vec<Wanted<'a>
     let mut jobs = None;
     for (name, value) in fields {
         match &*name {
-            "jobs" => jobs = Some(value),
+            "jobs" if jobs.is_none() => jobs = Some(value),
+            "jobs" => return Err(twice("jobs")),
             _ => return Err(unknown("", &name)),
         }
     }
@@ -147,10 +148,7 @@ fn wanted<'a>(Fields(fields): Fields<'a>, place: &str, types: &Types) -> Result<
         match &*name {
             "type" if kind.is_none() => kind = Some(value),
             "payload" if payload.is_none() => payload = Some(value),
-            "type" | "payload" => {
-                let detail = "is there twice";
-                return Err(Problem::new(Code::InvalidField, detail).about(format!("{place}{name}")));
-            }
+            "type" | "payload" => return Err(twice(&format!("{place}{name}"))),
             _ => return Err(unknown(place, &name)),
         }
     }
@@ -184,6 +182,10 @@ fn is_type(kind: &str) -> bool {
 
 fn missing(field: &str) -> Problem {
     Problem::new(Code::MissingField, format!("{field} must be there")).about(field)
+}
+
+fn twice(field: &str) -> Problem {
+    Problem::new(Code::InvalidField, "is there twice").about(field)
 }
 
 fn unknown(place: &str, name: &str) -> Problem {
@@ -343,6 +345,8 @@ mod tests {
         assert_eq!(problem(r#"{"jobs":[]}"#)["code"], "invalid_field");
         assert_eq!(problem(r#"{"jobs":{}}"#)["code"], "invalid_field");
         assert_eq!(problem("{}")["code"], "missing_field");
+        let twice = problem(r#"{"jobs":[{"type":"a"}],"jobs":[{"type":"b"}]}"#);
+        assert_eq!((&twice["code"], &twice["field"]), (&"invalid_field".into(), &"jobs".into()));
         assert_eq!(batch(br#"{"jobs":[{"type":"a"},{"type":"b"}]}"#, &any()).unwrap().len(), 2);
     }
 

@@ -355,9 +355,12 @@ fn duration(text: &str) -> Option<Duration> {
     }
 }
 
-/// A place as a text that nobody needs to understand: an id may hold anything, so it is written in hex.
+/// A place as a text that nobody needs to understand: an id may hold anything, so it is written in hex. Of a longer
+/// one than a cursor may have its beginning stands for it, which comes behind it as the next page does: at most what was
+/// listed in the same millisecond and begins with the same 300 bytes is passed over.
 fn cursor(Place { ms, id }: &Place) -> String {
-    id.bytes().fold(format!("{ms}."), |mut text, byte| {
+    let end = (0..=CURSOR_ID.min(id.len())).rev().find(|at| id.is_char_boundary(*at));
+    id[..end.unwrap_or(0)].bytes().fold(format!("{ms}."), |mut text, byte| {
         let _ = write!(text, "{byte:02x}");
         text
     })
@@ -368,7 +371,7 @@ fn place(cursor: &str) -> Option<Place> {
     let lower = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
     let fits = (1..=15).contains(&ms.len())
         && ms.bytes().all(|byte| byte.is_ascii_digit())
-        && (2..=600).contains(&hex.len())
+        && (2..=2 * CURSOR_ID).contains(&hex.len())
         && hex.len().is_multiple_of(2)
         && hex.bytes().all(lower);
     if !fits {
@@ -398,6 +401,9 @@ mod tests {
         let somewhere = Place { ms: 12, id: "a b".into() };
         assert_eq!(cursor(&somewhere), "12.612062");
         assert_eq!(place("12.612062"), Some(somewhere));
+        let long = Place { ms: 12, id: "é".repeat(1000) };
+        let next = place(&cursor(&long)).unwrap();
+        assert!(next < long && long.id.starts_with(&next.id) && next.id.len() == CURSOR_ID, "{next:?}");
         for bad in
             ["", ".", "12", "12.", ".61", "x.61", "-1.61", "12.6", "12.6G", "12.6A", "1234567890123456.61"]
         {
