@@ -1,14 +1,21 @@
 //! Asking twice creates once.
 use std::collections::HashSet;
 
-use crate::scene::{Scene, command};
+use crate::scene::{Scene, addr_of, api_options, command};
+use e2e::Worker;
 use serde_json::{Value, json};
 
 #[tokio::test]
-async fn a_hundred_equal_requests_at_once_create_one_job() {
+async fn a_hundred_equal_requests_to_two_processes_at_once_create_one_job() {
     let scene = Scene::start().await;
+    // As many processes as are deployed unless somebody says otherwise: each has clerks of its own.
+    let second = Worker::spawn(&api_options(scene.server.addr()));
+    let addrs = [scene.addr, addr_of(&second).await];
     let body = json!({ "type": "charge", "payload": { "cents": 100 } });
-    let answers = (0..100).map(|_| scene.post_once("/jobs", "order-1", &body));
+    let answers = (0..100).map(|n| {
+        let request = scene.client.post(format!("http://{}/jobs", addrs[n % addrs.len()]));
+        scene.send(request.header("idempotency-key", "order-1").json(&body))
+    });
     let answers = futures::future::join_all(answers).await;
     let ids: HashSet<&str> = answers.iter().map(|answer| answer.body["id"].as_str().unwrap()).collect();
     assert_eq!(ids.len(), 1);

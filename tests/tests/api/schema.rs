@@ -20,8 +20,14 @@ fn schemathesis(url: String, more: Vec<String>) -> tokio::task::JoinHandle<Outpu
 fn passed(output: &Output) {
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{said}\n{}", String::from_utf8_lossy(&output.stderr));
+    // A phase that was skipped is named too, and so is one that found nothing to do.
     for phase in ["Coverage", "Fuzzing", "Stateful"] {
-        assert!(said.contains(phase), "{phase} is missing: {said}");
+        assert!(said.contains(&format!("✅  {phase} (in ")), "{phase} did not run: {said}");
+    }
+    for figure in ["Scenarios:", "API Links:"] {
+        let count = said.lines().find_map(|line| line.trim().strip_prefix(figure));
+        let count = count.and_then(|rest| rest.split_whitespace().next()?.parse::<u32>().ok());
+        assert!(count.is_some_and(|count| count > 0), "{figure} {count:?}: {said}");
     }
     println!("{said}");
 }
