@@ -7,6 +7,7 @@ mod jobs;
 mod listing;
 mod load;
 mod outage;
+mod racing;
 mod scene;
 mod schema;
 mod sockets;
