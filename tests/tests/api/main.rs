@@ -13,4 +13,5 @@ mod schema;
 mod sockets;
 mod tokens;
 mod waiting;
+mod walk;
 mod workers;
