@@ -4,9 +4,11 @@ use std::collections::HashSet;
 use std::fmt::Write as _;
 
 use bytes::Bytes;
+use jobqueue::job::Data;
 use jobqueue::protocol::Protocol;
 use jobqueue::protocol::files::rfc3339;
 use jobqueue::store::{PAGE_COUNT, PageKind, Session};
+use jobqueue::submission;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -95,6 +97,9 @@ pub async fn run(admin: &mut Admin<'_>, wanted: &FindJob) -> Result<End, AdminEr
             break;
         }
     }
+    if search.found.is_empty() {
+        search.own_keys(admin).await?;
+    }
     answer(wanted.common, || search.table(), || serde_json::to_value(&search).unwrap_or_default())?;
     if search.found.is_empty() {
         eprintln!("Error: {}", search.nowhere(wanted.look_at));
@@ -142,6 +147,23 @@ impl Search {
         } else if let Some(held) = self.looked.iter_mut().find(|looked| looked.place == Place::Held) {
             held.looked_at += looked_at;
             held.length += walk.length;
+        }
+        Ok(())
+    }
+
+    /// What no list has may still be kept under its own key, where lists only name jobs: that says what became of it.
+    async fn own_keys(&mut self, admin: &mut Admin<'_>) -> Result<(), AdminError> {
+        let Some(records) = admin.engine.protocol.records() else { return Ok(()) };
+        let name = Bytes::copy_from_slice(self.id.as_bytes());
+        for session in &mut admin.shards {
+            let Some(Data::Is(job)) = session.named(records, std::slice::from_ref(&name)).await?.pop() else {
+                continue;
+            };
+            let Some(status) = submission::status(&job) else { continue };
+            let key = records.key(&name, &session.keys.jobs());
+            let at = At { place: status.into(), queue: None, key, shape: Shape::List(PageKind::Head) };
+            let entry = Entry::new(name.clone(), None);
+            self.found.push(Found::of(&at, &entry, &job, None, 0, session.now_ms()));
         }
         Ok(())
     }

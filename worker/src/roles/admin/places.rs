@@ -4,6 +4,7 @@ use jobqueue::effects::Side;
 use jobqueue::job::{Data, Job, NotAJob};
 use jobqueue::keys::Keys;
 use jobqueue::protocol::Protocol;
+use jobqueue::protocol::async_jobs::Status;
 use jobqueue::protocol::sidekiq::names::Names;
 use jobqueue::protocol::sidekiq::time;
 use jobqueue::store::{PageKind, Session, Span, StoreError};
@@ -21,6 +22,22 @@ pub enum Place {
     Scheduled,
     Dead,
     Completed,
+    /// Over, and in no list: its own key says so.
+    Failed,
+    Cancelled,
+    /// Its own key says that it waits or runs, and no list has it.
+    Unlisted,
+}
+
+impl From<Status> for Place {
+    fn from(status: Status) -> Self {
+        match status {
+            Status::Pending | Status::Running => Self::Unlisted,
+            Status::Completed => Self::Completed,
+            Status::Failed => Self::Failed,
+            Status::Cancelled => Self::Cancelled,
+        }
+    }
 }
 
 impl Place {
@@ -34,6 +51,9 @@ impl Place {
             Self::Scheduled => "scheduled",
             Self::Dead => "dead",
             Self::Completed => "completed",
+            Self::Failed => "failed",
+            Self::Cancelled => "cancelled",
+            Self::Unlisted => "unlisted",
         }
     }
 
