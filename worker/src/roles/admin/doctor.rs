@@ -5,7 +5,7 @@ mod facts;
 
 use std::fmt::Write as _;
 
-use jobqueue::config::{Config, HandlerKind};
+use jobqueue::config::{Config, HandlerKind, Protocol, TypeHandler};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -55,26 +55,47 @@ pub async fn run(admin: &mut Admin<'_>, doctor: &Doctor) -> Result<End, AdminErr
 
 /// The settings that findings are about.
 fn settings(config: &Config) -> Value {
-    let worker = &config.worker;
+    let (worker, slowest) = (&config.worker, slowest(config));
     let millis = |time: jobqueue::config::Duration| u64::try_from(time.get().as_millis()).unwrap_or(u64::MAX);
     json!({
         "protocol": config.protocol.to_string(),
         "key_prefix": config.prefix(),
         "shards": worker.shards,
         "drain_timeout_ms": millis(worker.drain_timeout),
-        "handler": handler(config).0,
-        "handler_timeout_ms": handler(config).1.map(millis),
+        "handler": slowest.kind,
+        "handler_timeout_ms": slowest.timeout.map(millis),
     })
 }
 
-/// The kind of handler and how long a job may take there.
-fn handler(config: &Config) -> (&'static str, Option<jobqueue::config::Duration>) {
-    let handler = &config.worker.handler;
-    match handler.kind {
-        HandlerKind::Simulate => ("simulate", None),
-        HandlerKind::Http => ("http", Some(handler.http.timeout)),
-        HandlerKind::Command => ("command", Some(handler.command.timeout)),
-    }
+/// A handler: where its settings stand, its kind and how long a job may take there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Slowest {
+    section: String,
+    kind: &'static str,
+    timeout: Option<jobqueue::config::Duration>,
+}
+
+/// The handler in which a job may take the longest, of all that run jobs.
+fn slowest(config: &Config) -> Slowest {
+    let of = |(name, handler): (&String, &TypeHandler)| {
+        let (kind, timeout) = match handler {
+            TypeHandler::Simulate(_) => ("simulate", None),
+            TypeHandler::Http(http) => ("http", Some(http.timeout)),
+            TypeHandler::Command(command) => ("command", Some(command.timeout)),
+        };
+        Slowest { section: format!("async.handlers.{name}"), kind, timeout }
+    };
+    // Only jobs of protocol async have types, and only without handlers for those one runs all jobs.
+    let by_type = config.async_jobs.handlers.iter().filter(|_| config.protocol == Protocol::Async).map(of);
+    by_type.max_by_key(|handler| handler.timeout).unwrap_or_else(|| {
+        let handler = &config.worker.handler;
+        let (kind, timeout) = match handler.kind {
+            HandlerKind::Simulate => ("simulate", None),
+            HandlerKind::Http => ("http", Some(handler.http.timeout)),
+            HandlerKind::Command => ("command", Some(handler.command.timeout)),
+        };
+        Slowest { section: "worker.handler".into(), kind, timeout }
+    })
 }
 
 /// The findings for people.

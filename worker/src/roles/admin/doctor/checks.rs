@@ -2,7 +2,7 @@
 use jobqueue::config::Config;
 
 use super::facts::{Facts, Server, Untended};
-use super::{Finding, Severity, cve, handler};
+use super::{Finding, Severity, Slowest, cve, slowest};
 use Severity::{Error, Info, Warning};
 
 /// Every check, made always.
@@ -171,14 +171,14 @@ fn memory(server: &Server, found: &mut Vec<Finding>) {
 
 fn drain(config: &Config, found: &mut Vec<Finding>) {
     let drain = config.worker.drain_timeout;
-    let (kind, Some(timeout)) = handler(config) else { return };
+    let Slowest { section, kind, timeout: Some(timeout) } = slowest(config) else { return };
     if timeout <= drain {
         return;
     }
     found.push(finding(
         "drain",
         Warning,
-        format!("worker.handler.{kind}.timeout = {timeout} is longer than worker.drain_timeout = {drain}"),
+        format!("{section}.{kind}.timeout = {timeout} is longer than worker.drain_timeout = {drain}"),
         "a job that takes longer than the drain is cut off by every rollout and runs again from its beginning",
         format!("set worker.drain_timeout to {timeout} or more (JobQueue: spec.worker.drainTimeout), or lower the timeout"),
     ));
@@ -413,6 +413,28 @@ mod tests {
             })
             .is_empty()
         );
+    }
+
+    #[test]
+    fn the_slowest_handler_of_all_types_is_compared_with_the_drain_and_named() {
+        let mut config = jobqueue::config::Config::from_value(serde_json::json!({
+            "protocol": "async",
+            "worker": {"drain_timeout": "60s", "handler": {"kind": "http", "http": {"url": "http://app", "timeout": "9m"}}},
+            "async": {"handlers": {
+                "email": {"http": {"url": "http://mailer", "timeout": "30s"}},
+                "resize": {"command": {"argv": ["resize"], "timeout": "5m"}},
+                "default": "simulate",
+            }},
+        }))
+        .unwrap()
+        .config;
+        let mut found = Vec::new();
+        drain(&config, &mut found);
+        assert!(found[0].what.starts_with("async.handlers.resize.command.timeout = 5m"), "{found:?}");
+        config.worker.drain_timeout = jobqueue::config::Duration::from_secs(300);
+        found.clear();
+        drain(&config, &mut found);
+        assert!(found.is_empty(), "worker.handler runs none of them: {found:?}");
     }
 
     #[test]
