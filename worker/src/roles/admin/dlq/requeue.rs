@@ -113,11 +113,7 @@ pub async fn run(admin: &mut Admin<'_>, requeue: &Requeue) -> Result<End, AdminE
         done.not_found = selection.not_found(&selectors.id);
     }
     answer(requeue.common, || done.sentence(), || serde_json::to_value(&done).unwrap_or_default())?;
-    Ok(match (done.interrupted, done.not_found.is_empty()) {
-        (true, _) => End::Interrupted,
-        (false, true) => End::Done,
-        (false, false) => End::Incomplete,
-    })
+    Ok(done.end())
 }
 
 /// Where a job goes: where it came from, else where its priority belongs, else last in line.
@@ -135,6 +131,15 @@ fn destination<'a>(queues: &'a [QueueKeys], origin: Option<&str>, job: &[u8]) ->
 }
 
 impl Done {
+    /// Whoever asked for letters that stay, or may have been passed over, is told so by the exit code too.
+    fn end(&self) -> End {
+        match (self.interrupted, self.not_found.is_empty() && self.unusable == 0 && !self.contended) {
+            (true, _) => End::Interrupted,
+            (false, true) => End::Done,
+            (false, false) => End::Incomplete,
+        }
+    }
+
     fn of(swept: &Swept, dry_run: bool) -> Self {
         Self {
             dry_run,
@@ -194,6 +199,20 @@ mod tests {
     use super::*;
     use jobqueue::config::Config;
     use jobqueue::engine::Engine;
+
+    #[test]
+    fn what_was_not_requeued_is_told_by_the_end() {
+        let whole = Done::default();
+        assert_eq!(whole.end(), End::Done);
+        for part in [
+            Done { not_found: vec!["a".into()], ..Done::default() },
+            Done { unusable: 1, ..Done::default() },
+            Done { contended: true, ..Done::default() },
+        ] {
+            assert_eq!(part.end(), End::Incomplete, "{part:?}");
+        }
+        assert_eq!(Done { interrupted: true, unusable: 1, ..whole }.end(), End::Interrupted);
+    }
 
     #[test]
     fn a_job_goes_where_it_came_from_else_by_priority_else_last() {
