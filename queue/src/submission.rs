@@ -60,6 +60,26 @@ impl New<'_> {
     }
 }
 
+/// What a job's own life wrote into it, and its next one does not begin with.
+const LIVED: [&str; 5] = ["retries", "deaths", "interruptions", "worker", IDEMPOTENCY];
+
+/// The JSON of a new job that is made of what somebody wrote or kept of an earlier one: type, payload and whatever else
+/// stands there as they are, all that is written while a job lives as [`New`] has it.
+pub fn anew(record: &mut Record<'_>, id: &str, now_ms: u64) -> Bytes {
+    for field in LIVED {
+        record.remove(field);
+    }
+    record.set("id", &id.into());
+    fill(record, "payload", "null");
+    record.set("status", &Status::Pending.as_str().into());
+    record.set("created_at", &timestamp(now_ms).into());
+    for field in ["started_at", "completed_at", "error", "result"] {
+        record.set(field, &Value::Null);
+    }
+    record.set("attempts", &0.into());
+    record.write()
+}
+
 /// A job as its clients see it: its own bytes, so that no number, no depth and no escape in it matters here.
 #[derive(Debug, Clone)]
 pub struct View {
@@ -163,6 +183,20 @@ mod tests {
         assert_eq!(
             text,
             r#"{"id":"a-1","type":"email","payload":{"n":12345678901234567890,"f":1.10},"status":"pending","created_at":"1970-01-01T00:00:01.123Z","started_at":null,"completed_at":null,"error":null,"attempts":0,"result":null,"idempotency_key":"00ff"}"#
+        );
+    }
+
+    #[test]
+    fn a_job_that_is_made_anew_has_lived_no_life_and_keeps_all_else() {
+        let lived = br#"{"id":"old","type":"t","payload":{"f":1.10},"status":"failed","error":"e","retries":3,"worker":"w","idempotency_key":"00ff","mine":12345678901234567890,"attempts":4}"#;
+        let new = anew(&mut Record::read(lived).unwrap(), "b", 0);
+        assert_eq!(
+            std::str::from_utf8(&new).unwrap(),
+            r#"{"id":"b","type":"t","payload":{"f":1.10},"status":"pending","error":null,"mine":12345678901234567890,"attempts":0,"created_at":"1970-01-01T00:00:00.000Z","started_at":null,"completed_at":null,"result":null}"#
+        );
+        assert_eq!(
+            status(&anew(&mut Record::read(br#"{"type":"t"}"#).unwrap(), "b", 0)),
+            Some(Status::Pending)
         );
     }
 

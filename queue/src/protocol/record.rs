@@ -45,6 +45,11 @@ impl<'a> Record<'a> {
         serde_json::from_str(text.get()).ok()
     }
 
+    /// The JSON text of a field, if it is there.
+    pub fn json(&self, name: &str) -> Option<&str> {
+        self.0.iter().rev().find(|(field, _)| field == name).map(|(_, text)| text.get())
+    }
+
     /// A field that is text.
     pub fn text(&self, name: &str) -> Option<String> {
         match self.get(name)? {

@@ -223,7 +223,43 @@ async fn a_job_that_a_queue_only_names_is_found_with_all_it_says() {
         "{found}"
     );
     assert_eq!(answered(&admin(&["peek", "-o", "json"])), json!([job]));
-    let refused = admin(&["enqueue", "--arg", "type=mail"]);
+}
+
+#[tokio::test]
+async fn a_job_that_no_list_has_any_more_is_found_by_its_own_key() {
+    let redis = Redis::start();
+    let admin = |args: &[&str]| worker(&redis, args).env("PROTOCOL", "async").output().unwrap();
+    for (status, place) in [("cancelled", "cancelled"), ("failed", "failed"), ("running", "unlisted")] {
+        let job = json!({"id": status, "type": "mail", "status": status, "error": "boom"});
+        redis.command::<()>(&["SET", &format!("jobs:data:{status}"), &job.to_string()]);
+        let found = answered(&admin(&["job", status, "-o", "json"]));
+        assert_eq!(found["found"].as_array().unwrap().len(), 1, "{found}");
+        let found = &found["found"][0];
+        assert_eq!((&found["place"], &found["job"]), (&json!(place), &job), "{found}");
+        assert_eq!(
+            (&found["key"], &found["history"]["error"]),
+            (&json!(format!("jobs:data:{status}")), &json!("boom"))
+        );
+    }
+    assert_eq!(admin(&["job", "gone"]).status.code(), Some(1));
+}
+
+#[tokio::test]
+async fn a_job_that_a_queue_only_names_is_enqueued_with_its_data() {
+    let redis = Redis::start();
+    let admin = |args: &[&str]| worker(&redis, args).env("PROTOCOL", "async").output().unwrap();
+    let made =
+        answered(&admin(&["enqueue", "--arg", "type=mail", "--arg", "payload={\"n\":1.50}", "-o", "json"]));
+    let id = made["jobs"][0]["id"].as_str().unwrap();
+    assert_eq!((&made["enqueued"], &made["jobs"][0]["key"]), (&json!(1), &json!("jobs:queue")));
+    assert_eq!(redis.all("jobs:queue").await, [id.to_owned()]);
+    let data: String = redis.command(&["GET", &format!("jobs:data:{id}")]);
+    let job: Value = serde_json::from_str(&data).unwrap();
+    assert_eq!((&job["type"], &job["status"], &job["id"]), (&json!("mail"), &json!("pending"), &json!(id)));
+    assert!(data.contains(r#""payload":{"n":1.50}"#), "{data}");
+    assert!(redis.command::<Option<f64>>(&["ZSCORE", "jobs:index:pending", id]).is_some());
+    let refused = admin(&["enqueue", "--arg", "type=mail", "--arg", &format!("id={id}")]);
     assert_eq!(refused.status.code(), Some(2));
-    assert!(said(&refused.stderr).contains("POST /jobs"), "{}", said(&refused.stderr));
+    assert!(said(&refused.stderr).contains("there is such a job"), "{}", said(&refused.stderr));
+    assert_eq!(redis.all("jobs:queue").await.len(), 1);
 }

@@ -261,6 +261,31 @@ async fn a_letter_whose_job_is_gone_stays_as_it_is_and_is_said_to() {
 }
 
 #[tokio::test]
+async fn a_purged_letter_is_kept_with_the_job_that_it_names_and_can_be_enqueued_again() {
+    let redis = Redis::start();
+    let admin = |args: &[&str]| worker(&redis, args).env("PROTOCOL", "async").output().unwrap();
+    let job = r#"{"id":"a","type":"mail","payload":{"n":1.50},"status":"failed","attempts":4,"mine":7}"#;
+    redis.command::<()>(&["SET", "jobs:data:a", job]);
+    let letters =
+        [r#"{"id":"a","type":"mail","reason":"killed","origin_queue":"jobs:queue"}"#, r#"{"id":"gone"}"#];
+    redis.push("jobs:dead_letter", &letters.map(|letter| letter.as_bytes().to_vec())).await;
+    let dir = tempfile::tempdir().unwrap();
+    let (archive, one) = (dir.path().join("letters"), dir.path().join("one"));
+    assert!(admin(&["dlq", "purge", "--yes", "--archive", archive.to_str().unwrap()]).status.success());
+    let kept = std::fs::read_to_string(&archive).unwrap();
+    let with_job = letters[0].replace('}', &format!(r#","job":{job}}}"#));
+    let lines: std::collections::HashSet<&str> = kept.lines().collect();
+    assert_eq!(lines, [with_job.as_str(), letters[1]].into(), "{kept}");
+    // Its time to live is over.
+    redis.command::<()>(&["DEL", "jobs:data:a"]);
+    std::fs::write(&one, with_job).unwrap();
+    assert_eq!(answered(&admin(&["enqueue", one.to_str().unwrap(), "-o", "json"]))["jobs"][0]["id"], "a");
+    let again: String = redis.command(&["GET", "jobs:data:a"]);
+    assert!(again.contains(r#""payload":{"n":1.50},"status":"pending","attempts":0,"mine":7"#), "{again}");
+    assert_eq!(redis.all("jobs:queue").await, ["a"]);
+}
+
+#[tokio::test]
 async fn an_id_that_was_not_met_is_named_with_how_far_it_was_looked_for() {
     let redis = Redis::start();
     redis

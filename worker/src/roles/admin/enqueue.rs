@@ -5,7 +5,7 @@ use std::io::Read as _;
 use std::path::Path;
 
 use jobqueue::keys::Keys;
-use jobqueue::store::{Enqueue as NewJob, PAGE_COUNT, PageKind, Session, StoreError};
+use jobqueue::store::{Answer, Enqueue as NewJob, Order, Ordered, PAGE_COUNT, PageKind, Session, StoreError};
 use serde::Serialize;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
@@ -43,13 +43,6 @@ pub fn reads_stdin(enqueue: &Enqueue) -> bool {
 }
 
 pub async fn run(admin: &mut Admin<'_>, enqueue: &Enqueue) -> Result<End, AdminError> {
-    if admin.engine.protocol.records().is_some() {
-        return Err(AdminError::Usage(
-            "enqueue: with protocol async jobs are created over HTTP, nothing was enqueued: POST /jobs of worker \
-             --role=api"
-                .into(),
-        ));
-    }
     let texts = texts(enqueue)?;
     let queue = match enqueue.queue.as_deref() {
         Some(wanted) => Some(
@@ -61,8 +54,14 @@ pub async fn run(admin: &mut Admin<'_>, enqueue: &Enqueue) -> Result<End, AdminE
     // Redis' clock: what is made here is compared with it.
     admin.shards[0].time().await?;
     let style = newest_style(admin).await?;
-    let maker =
-        Maker { engine: &admin.engine, names: admin.names(), queue, now_ms: admin.shards[0].now_ms(), style };
+    let maker = Maker {
+        engine: &admin.engine,
+        types: &admin.config.async_jobs,
+        names: admin.names(),
+        queue,
+        now_ms: admin.shards[0].now_ms(),
+        style,
+    };
     let mut made = Vec::with_capacity(texts.len());
     let mut problems = Vec::new();
     for (at, text) in texts.iter().enumerate() {
@@ -71,6 +70,9 @@ pub async fn run(admin: &mut Admin<'_>, enqueue: &Enqueue) -> Result<End, AdminE
             Err(problem) if texts.len() == 1 => problems.push(problem),
             Err(problem) => problems.push(format!("job {}: {problem}", at + 1)),
         }
+    }
+    if admin.engine.protocol.records().is_some() {
+        problems.extend(taken(admin, &made).await?);
     }
     if !problems.is_empty() {
         let more = problems.len().saturating_sub(10);
@@ -103,10 +105,27 @@ async fn newest_style(admin: &mut Admin<'_>) -> Result<Option<Value>, AdminError
     Ok(None)
 }
 
+/// Which of the ids belong to jobs already, or to each other: what is there is not created again, nor written over.
+async fn taken(admin: &mut Admin<'_>, made: &[Made]) -> Result<Vec<String>, AdminError> {
+    let (mut problems, mut met) = (Vec::new(), std::collections::HashSet::new());
+    for job in made {
+        let session = &mut admin.shards[job.shard];
+        let key = session.keys.jobs().data(&job.id);
+        if !met.insert(&job.id) || session.exists(&key).await? {
+            let id = shown(&job.id);
+            problems.push(format!(
+                "id = {id}: there is such a job; leave id out to create another one (dlq requeue runs a dead one again)"
+            ));
+        }
+    }
+    Ok(problems)
+}
+
 /// Pushes what was made, a page a step, each to its shard.
 async fn push(admin: &mut Admin<'_>, made: Vec<Made>) -> Result<Vec<Placed>, AdminError> {
     let mut placed = Vec::with_capacity(made.len());
     let producing = admin.engine.protocol.consuming_side().opposite();
+    let (named, now_ms) = (admin.engine.protocol.records().is_some(), admin.shards[0].now_ms());
     if let Some(names) = admin.names() {
         // First, as Sidekiq's client does: an empty queue that is known is harmless, one with jobs that is not is lost.
         let queues: std::collections::BTreeSet<&str> = made.iter().map(|job| job.queue.as_str()).collect();
@@ -123,9 +142,12 @@ async fn push(admin: &mut Admin<'_>, made: Vec<Made>) -> Result<Vec<Placed>, Adm
             if admin.stop.is_requested() {
                 return Ok(placed);
             }
-            let new = |job: &Made| NewJob { queue: job.key.clone(), raw: job.raw.clone(), seen: None };
-            let new: Vec<NewJob> = page.iter().map(new).collect();
-            once(session, producing, &new).await.map_err(|error| {
+            let pushed = if named {
+                created(session, page, now_ms).await
+            } else {
+                once(session, producing, page).await
+            };
+            pushed.map_err(|error| {
                 AdminError::Failed(format!("{} ({} jobs were enqueued before)", advice(&error), placed.len()))
             })?;
             placed.extend(page.iter().map(|job| Placed {
@@ -142,17 +164,44 @@ async fn push(admin: &mut Admin<'_>, made: Vec<Made>) -> Result<Vec<Placed>, Adm
 async fn once(
     session: &mut Session,
     producing: jobqueue::effects::Side,
-    jobs: &[NewJob],
+    page: &[Made],
 ) -> Result<(), StoreError> {
+    let new = |job: &Made| NewJob { queue: job.key.clone(), raw: job.raw.clone(), seen: None };
+    let jobs: Vec<NewJob> = page.iter().map(new).collect();
     let call = uuid::Uuid::new_v4().to_string();
     let seen = session.keys.seen("");
     let mut tries = 1;
     loop {
-        match session.enqueue(&call, &seen, producing, jobs).await {
+        match session.enqueue(&call, &seen, producing, &jobs).await {
             Err(StoreError::Lost(_)) if tries < TRIES => tries += 1,
             answer => return answer.map(drop),
         }
     }
+}
+
+/// One page of jobs that queues only name, once: repeated it finds its own.
+async fn created(session: &mut Session, page: &[Made], created_ms: u64) -> Result<(), StoreError> {
+    let order = |job: &Made| Order {
+        jobs: vec![Ordered { id: job.id.clone(), bytes: job.raw.clone() }],
+        idempotency: None,
+        created_ms,
+        gone: Vec::new(),
+    };
+    let orders: Vec<Order> = page.iter().map(order).collect();
+    let orders: Vec<&Order> = orders.iter().collect();
+    let mut tries = 1;
+    let answers = loop {
+        match session.create(&orders).await {
+            Err(StoreError::Lost(_)) if tries < TRIES => tries += 1,
+            answers => break answers?,
+        }
+    };
+    for answer in answers {
+        if let Answer::Refused(refusal) = answer {
+            return Err(refusal.into());
+        }
+    }
+    Ok(())
 }
 
 /// The JSON texts of the jobs.
@@ -214,8 +263,9 @@ fn split(text: &str) -> Result<Vec<String>, String> {
 
 /// An object of `key=value`: JSON where it is, text where a field must be text or it is none.
 fn object(args: &[String]) -> Result<String, AdminError> {
-    const TEXT: [&str; 12] = [
+    const TEXT: [&str; 13] = [
         "id",
+        "type",
         "filepath",
         "priority",
         "creation_time",

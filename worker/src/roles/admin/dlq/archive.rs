@@ -3,6 +3,10 @@ use std::fs::File;
 use std::io::{self, IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
 
+use bytes::Bytes;
+use jobqueue::job::Data;
+use jobqueue::protocol::record::Record;
+
 use super::super::AdminError;
 use super::super::interrupt::Reader;
 use super::letter::{Letter, own_json};
@@ -49,7 +53,7 @@ impl Archive {
     pub async fn keep(&mut self, letters: impl Iterator<Item = &Letter>) -> Result<bool, AdminError> {
         let (mut page, mut count) = (Vec::new(), 0);
         for letter in letters {
-            line(&mut page, &letter.raw);
+            line(&mut page, &whole(letter));
             count += 1;
         }
         if count == 0 {
@@ -87,6 +91,18 @@ impl Archive {
     }
 }
 
+/// A letter, and the job that it only names: gone with its time to live, it could not be made again of the name.
+fn whole(letter: &Letter) -> Bytes {
+    let (Some(Data::Is(job)), Some(mut record)) = (&letter.named, Record::read(&letter.raw)) else {
+        return letter.raw.clone();
+    };
+    match std::str::from_utf8(job) {
+        Ok(text) if own_json(job).get("raw").is_none() => record.set_json("job", text.to_owned()),
+        _ => record.set("job", &own_json(job)),
+    }
+    record.write()
+}
+
 /// A letter as it stands in Redis, if that is one line of JSON; what is not is made so.
 fn line(page: &mut Vec<u8>, raw: &[u8]) {
     let value = own_json(raw);
@@ -106,6 +122,25 @@ mod tests {
         let mut page = Vec::new();
         line(&mut page, raw);
         String::from_utf8(page).unwrap()
+    }
+
+    #[test]
+    fn a_letter_that_only_names_a_job_is_kept_with_it() {
+        let letter = |raw: &'static [u8], job: Option<Data>| {
+            whole(&Letter { named: job, ..Letter::of(Bytes::from_static(raw), None) })
+        };
+        let is = |job: &'static [u8]| Some(Data::Is(Bytes::from_static(job)));
+        let name = br#"{"id":"a","reason":"killed"}"#;
+        assert_eq!(
+            letter(name, is(br#"{"id":"a","n":1.50}"#)),
+            r#"{"id":"a","reason":"killed","job":{"id":"a","n":1.50}}"#
+        );
+        assert_eq!(of(&letter(name, is(b"{\"n\":\n1}"))).lines().count(), 1);
+        assert_eq!(letter(name, is(b"x")), r#"{"id":"a","reason":"killed","job":{"raw":"x"}}"#);
+        for gone in [None, Some(Data::Missing), Some(Data::TooLarge(1))] {
+            assert_eq!(letter(name, gone), &name[..]);
+        }
+        assert_eq!(letter(b"x", is(b"{}")), "x");
     }
 
     #[test]

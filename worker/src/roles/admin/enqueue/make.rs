@@ -1,11 +1,15 @@
 //! From what somebody wrote to a job as its protocol has it: what is missing is made, everything else keeps its bytes.
 use bytes::Bytes;
+use jobqueue::config::AsyncJobs;
 use jobqueue::engine::Engine;
+use jobqueue::job::Data;
 use jobqueue::keys::Keys;
+use jobqueue::protocol::Records;
 use jobqueue::protocol::files::rfc3339;
 use jobqueue::protocol::record::Record;
 use jobqueue::protocol::sidekiq::names::Names;
 use jobqueue::protocol::sidekiq::time::Style;
+use jobqueue::submission;
 use serde_json::Value;
 use uuid::Uuid;
 
@@ -25,6 +29,8 @@ pub struct Made {
 /// Makes jobs.
 pub struct Maker<'a> {
     pub engine: &'a Engine,
+    /// Who runs which type of job, where jobs have types.
+    pub types: &'a AsyncJobs,
     /// Sidekiq's names, where jobs are Sidekiq's.
     pub names: Option<Names>,
     /// The queue that was asked for.
@@ -40,6 +46,15 @@ impl Maker<'_> {
         let Some(mut record) = Record::read(text.as_bytes()) else {
             return Err("must be a JSON object".into());
         };
+        if let Some(records) = self.engine.protocol.records() {
+            // A line of an archive of dead letters: the job that it names is in it.
+            let job = record.json("job").map(str::to_owned);
+            return match job.as_deref().map(|job| Record::read(job.as_bytes())) {
+                Some(Some(mut job)) => self.named(&mut job, records),
+                Some(None) => Err("job: must be a JSON object".into()),
+                None => self.named(&mut record, records),
+            };
+        }
         let made = if self.names.is_some() { self.sidekiqs(&mut record)? } else { self.ours(&mut record)? };
         // What a worker would refuse is refused here.
         self.engine.protocol.decode(made.raw.clone()).map_err(|(_, why)| why.to_string())?;
@@ -97,6 +112,46 @@ impl Maker<'_> {
             }
         }
         Ok(Made { id, queue, key, shard, raw: record.write() })
+    }
+
+    /// A job of protocol `async`.
+    fn named(&self, record: &mut Record<'_>, records: &dyn Records) -> Result<Made, String> {
+        let kind = match record.get("type") {
+            Some(Value::String(kind)) if !kind.is_empty() => kind,
+            _ => return Err("type: must be there, a text".into()),
+        };
+        if !self.types.runs(&kind) {
+            let known: Vec<&str> = self.types.handlers.keys().map(String::as_str).collect();
+            let kind = shown(&kind);
+            return Err(format!(
+                "type = {kind}: no handler runs it, async.handlers has {}",
+                known.join(", ")
+            ));
+        }
+        let id = match record.get("id") {
+            None => Uuid::now_v7().to_string(),
+            Some(Value::String(id)) if !id.is_empty() => id,
+            Some(_) => return Err("id: must be a text that is not empty".into()),
+        };
+        // Where clients of the API create theirs.
+        let queue = self.engine.queues.last().cloned().unwrap_or_default();
+        if let Some(wanted) = self.queue.as_ref().filter(|wanted| **wanted != queue) {
+            return Err(format!(
+                "--queue {}: jobs are created in queue {} only",
+                shown(wanted),
+                shown(&queue)
+            ));
+        }
+        let shard = usize::from(Keys::shard_of(&id, self.engine.naming.shards));
+        let key = home(&self.engine.shards, shard, &queue).unwrap_or_default().to_owned();
+        let raw = submission::anew(record, &id, self.now_ms);
+        // What a worker would refuse is refused here.
+        let job = records.read(&Bytes::copy_from_slice(id.as_bytes()), Data::Is(raw.clone()));
+        let job = job.map_err(|why| why.to_string())?;
+        match self.engine.protocol.condemned(&job) {
+            Some(failure) => Err(failure.error),
+            None => Ok(Made { id, queue, key, shard, raw }),
+        }
     }
 
     fn sidekiqs(&self, record: &mut Record<'_>) -> Result<Made, String> {
@@ -160,7 +215,43 @@ mod tests {
     }
 
     fn maker<'a>(engine: &'a Engine, queue: Option<&str>) -> Maker<'a> {
-        Maker { engine, names: None, queue: queue.map(str::to_owned), now_ms: 1_767_225_600_000, style: None }
+        static ANY: std::sync::LazyLock<AsyncJobs> = std::sync::LazyLock::new(AsyncJobs::default);
+        let queue = queue.map(str::to_owned);
+        Maker { engine, types: &ANY, names: None, queue, now_ms: 1_767_225_600_000, style: None }
+    }
+
+    #[test]
+    fn a_job_of_async_is_made_of_its_type_or_of_what_an_archive_kept_of_it() {
+        let engine = engine(&json!({"protocol": "async", "worker": {"max_payload_bytes": 1000}}));
+        let of = |text: &str| maker(&engine, None).make(text);
+        let made = of(r#"{"type":"email","payload":{"n":1.50}}"#).unwrap();
+        assert_eq!((made.key.as_str(), made.id.len()), ("jobs:queue", 36));
+        assert!(made.raw.starts_with(br#"{"type":"email","payload":{"n":1.50},"id":""#), "{:?}", made.raw);
+        let kept = of(
+            r#"{"id":"a","type":"x","reason":"killed","job":{"id":"a","type":"email","status":"failed","n":1.50}}"#,
+        );
+        let kept = kept.unwrap();
+        assert_eq!(kept.id, "a");
+        assert!(
+            kept.raw.starts_with(br#"{"id":"a","type":"email","status":"pending","n":1.50,"#),
+            "{kept:?}"
+        );
+        let large = format!(r#"{{"type":"t","payload":"{}"}}"#, "y".repeat(600_000));
+        for (text, said) in [
+            ("{}", "type: must be there"),
+            (r#"{"type":7}"#, "type: must be there"),
+            (r#"{"type":"t","id":7}"#, "id: must be"),
+            (r#"{"job":7}"#, "job: must be a JSON object"),
+            (large.as_str(), "worker.max_payload_bytes = 1000"),
+        ] {
+            let problem = of(text).unwrap_err();
+            assert!(problem.contains(said), "{problem}");
+        }
+        let declared =
+            Config::from_value(json!({"protocol": "async", "async": {"handlers": {"email": "simulate"}}}));
+        let types = &declared.unwrap().config.async_jobs;
+        let problem = Maker { types, ..maker(&engine, None) }.make(r#"{"type":"fax"}"#).unwrap_err();
+        assert_eq!(problem, "type = fax: no handler runs it, async.handlers has email");
     }
 
     #[test]
