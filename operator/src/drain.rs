@@ -33,6 +33,11 @@ pub struct Worker {
 }
 
 impl Worker {
+    /// One of which nothing but its pod is known.
+    fn unknown(pod: Pod) -> Self {
+        Self { pod, held: 0, drained: false }
+    }
+
     /// Its uid.
     pub fn uid(&self) -> String {
         self.pod.uid().unwrap_or_default()
@@ -106,7 +111,7 @@ pub struct Plan {
     pub drain: Vec<String>,
     /// The uids of pods that should work again.
     pub resume: Vec<String>,
-    /// How many workers to ask for, if that can be fewer now without interrupting anybody.
+    /// How many workers to ask for: more, or as few as there can be now without interrupting anybody.
     pub replicas: Option<i32>,
     /// The uids of the pods that go then: nobody else may.
     pub going: Vec<String>,
@@ -121,7 +126,7 @@ pub struct Situation {
     pub current: i32,
     /// How many workers should be left.
     pub desired: i32,
-    /// No pod came or went for a while: fewer than `current` are not about to become more.
+    /// No pod came or went for a while: they are not about to become more, or fewer.
     pub settled: bool,
     /// After this long a worker goes, whatever it does: it is told to stop and gives its jobs back.
     pub timeout_ms: Option<u64>,
@@ -134,28 +139,38 @@ pub fn plan(workers: &[Worker], situation: Situation) -> Plan {
     let Situation { current, desired, settled, timeout_ms, now_ms } = situation;
     let active: Vec<&Worker> = workers.iter().filter(|worker| worker.is_active()).collect();
     let draining = || active.iter().filter(|worker| worker.word().is_some());
-    let resume_all = || Plan { resume: draining().map(|worker| worker.uid()).collect(), ..Plan::default() };
+    let more = (desired > current).then_some(desired);
+    let resume_all = || Plan {
+        resume: draining().map(|worker| worker.uid()).collect(),
+        replicas: more,
+        ..Plan::default()
+    };
     let templates: HashSet<_> = active.iter().map(|worker| worker.pod.labels().get(TEMPLATE)).collect();
     // A Deployment in the middle of a rollout takes from its old and its new pods as it likes.
     let rolling = templates.len() > 1;
-    if desired >= current || rolling {
+    let there = count(active.len());
+    // Those were given up already: nothing but the time that it takes to delete them keeps them there.
+    let condemned = (there - current).max(0);
+    if rolling || desired >= current && condemned == 0 {
         return resume_all();
     }
-    let there = i32::try_from(active.len()).unwrap_or(i32::MAX);
-    if there < current && !settled {
-        return Plan::default();
+    if there != current && !settled {
+        // The `ReplicaSet` is making pods, or deleting them. Whom it deletes it has chosen when it began, so until it has
+        // come to an end nobody may resume, nor more workers be asked for: what is left would look like workers to keep.
+        return Plan { draining: (count(draining().count()) - condemned).max(0), ..Plan::default() };
     }
-    let surplus = usize::try_from(there.min(current) - desired).unwrap_or(0);
+    let surplus = usize::try_from(condemned.max(there - desired)).unwrap_or(0);
     if surplus == 0 {
         // Pods that could never be made: nobody is asked to go.
         return Plan { replicas: Some(desired.max(there)), ..resume_all() };
     }
     let order = deletion_order(&active, now_ms);
-    // Who would go anyway, then who drains already, then who has least to do.
+    // Who goes already, who would go anyway, then who drains already, then who has least to do.
     let mut chosen: Vec<usize> = (0..order.len()).collect();
+    let given_up = usize::try_from(condemned).unwrap_or(0);
     chosen.sort_by_key(|at| {
         let worker = order[*at];
-        (worker.standing(), worker.word().is_none(), worker.held, *at)
+        (*at >= given_up, worker.standing(), worker.word().is_none(), worker.held, *at)
     });
     let chosen: HashSet<usize> = chosen.into_iter().take(surplus).collect();
     let is_late = |worker: &Worker| {
@@ -172,19 +187,19 @@ pub fn plan(workers: &[Worker], situation: Situation) -> Plan {
         let all = order.iter().enumerate().filter(|(at, worker)| wanted(*at, worker));
         all.map(|(_, worker)| worker.uid()).collect::<Vec<_>>()
     };
-    let gone = i32::try_from(going.len()).unwrap_or(0);
+    let gone = count(going.len());
     Plan {
         drain: uids(&|at, worker| chosen.contains(&at) && worker.word().is_none()),
         resume: uids(&|at, worker| !chosen.contains(&at) && worker.word().is_some()),
-        replicas: (gone > 0).then(|| there.min(current) - gone),
+        replicas: more.or_else(|| Some(there - gone).filter(|fewer| *fewer < current.min(there))),
         going,
-        draining: i32::try_from(surplus).unwrap_or(0) - gone,
+        draining: count(surplus) - gone.max(condemned),
     }
 }
 
 /// Whether a `ReplicaSet` of these pods that is told to keep so many would take nobody but those who may go.
 pub fn takes_only(going: &[String], pods: Vec<Pod>, replicas: i32) -> bool {
-    let workers: Vec<Worker> = pods.into_iter().map(|pod| Worker { pod, held: 0, drained: false }).collect();
+    let workers: Vec<Worker> = pods.into_iter().map(Worker::unknown).collect();
     let active: Vec<&Worker> = workers.iter().filter(|worker| worker.is_active()).collect();
     let surplus = active.len().saturating_sub(usize::try_from(replicas).unwrap_or(0));
     let now_ms = u64::try_from(Timestamp::now().as_millisecond()).unwrap_or(0);
@@ -214,6 +229,10 @@ fn deletion_order<'a>(active: &[&'a Worker], now_ms: u64) -> Vec<&'a Worker> {
         })
     });
     order
+}
+
+fn count(pods: usize) -> i32 {
+    i32::try_from(pods).unwrap_or(i32::MAX)
 }
 
 /// Ages count by their magnitude only, so that the youngest are not always the ones to go.

@@ -149,7 +149,8 @@ impl Pods {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Those of one queue, and when the last of them came or went; nothing before all pods have been listed once.
+    /// Those of one queue, and when the last of them came, was told to go, or went; nothing before all pods have been
+    /// listed once.
     pub fn of(&self, queue: &ObjectRef<JobQueue>) -> Option<(Vec<Pod>, Option<Instant>)> {
         let known = self.known();
         if !known.listed.contains(&None) && !known.listed.contains(&queue.namespace) {
@@ -203,8 +204,10 @@ impl Pods {
     fn apply(&self, pod: Pod) -> Option<Pod> {
         let mut known = self.known();
         let workers = known.queues.entry(queue_of(&pod)).or_default();
+        let goes = |pod: &Pod| pod.metadata.deletion_timestamp.is_some();
+        let now = goes(&pod);
         let earlier = workers.pods.insert(pod.uid().unwrap_or_default(), pod);
-        if earlier.is_none() {
+        if earlier.as_ref().map(goes) != Some(now) {
             workers.changed = Some(Instant::now());
         }
         earlier
@@ -308,6 +311,22 @@ mod tests {
         assert!(pods.of(&queue).is_none());
         pods.known().listed.insert(Some("n".into()));
         assert_eq!(pods.of(&queue).unwrap().0.len(), 1);
+    }
+
+    #[test]
+    fn pods_are_in_motion_while_they_come_are_told_to_go_and_go() {
+        let (pods, queue) = (Pods::default(), ObjectRef::new("q").within("n"));
+        pods.known().listed.insert(None);
+        let changed = || pods.of(&queue).unwrap().1;
+        let one = pod("a", "one", &json!({}));
+        pods.apply(one.clone());
+        let came = changed();
+        pods.apply(one.clone());
+        assert_eq!(changed(), came, "it is as it was");
+        let mut going = one;
+        going.metadata.deletion_timestamp = Some(Time(jiff::Timestamp::UNIX_EPOCH));
+        pods.apply(going.clone());
+        assert!(changed() > came);
     }
 
     #[test]

@@ -160,7 +160,32 @@ fn nobody_goes_during_a_rollout() {
 fn pods_that_are_about_to_be_made_are_waited_for() {
     let workers = [drained(busy("a", 0))];
     let unsettled = Situation { settled: false, ..to(3, 0) };
-    assert_eq!(plan(&workers, unsettled), Plan::default());
+    assert_eq!(plan(&workers, unsettled), Plan { draining: 1, ..Plan::default() });
+}
+
+#[test]
+fn those_that_were_given_up_stay_quiet_until_they_are_deleted() {
+    // Three were asked to go and one is left to work; the ReplicaSet has deleted one of them so far.
+    let workers = [busy("a", 3), drained(busy("b", 0)), drained(busy("c", 0))];
+    for desired in [0, 1, 2, 9] {
+        let deleting = Situation { settled: false, ..to(1, desired) };
+        assert_eq!(plan(&workers, deleting), Plan::default(), "for {desired}");
+    }
+}
+
+#[test]
+fn when_nobody_deletes_those_that_were_given_up_only_the_others_resume() {
+    let workers = [busy("a", 3), drained(busy("b", 0)), drained(busy("c", 0)), draining(busy("d", 1))];
+    let resumed = Plan { resume: vec!["d".into()], going: vec!["b".into(), "c".into()], ..Plan::default() };
+    assert_eq!(plan(&workers, to(2, 2)), resumed);
+    let more = plan(&workers, to(2, 3));
+    assert_eq!(
+        (more.replicas, more.resume),
+        (Some(3), vec!["d".into()]),
+        "one of them when that was asked for"
+    );
+    let fewer = plan(&workers, to(2, 1));
+    assert_eq!((fewer.resume, fewer.replicas, fewer.draining), (vec![], None, 1), "d has a job");
 }
 
 #[test]
@@ -237,6 +262,7 @@ proptest! {
         workers in (1usize..8).prop_flat_map(|count| (0..count).map(any_worker).collect::<Vec<_>>()),
         desired in 0i32..8,
     ) {
+        let desired = desired.min(count(workers.len()));
         let plan = plan(&workers, to(workers.len(), desired));
         if let Some(replicas) = plan.replicas {
             let all: Vec<&Worker> = workers.iter().collect();
@@ -286,6 +312,7 @@ proptest! {
     ) {
         let mut there: BTreeMap<String, Worker> = workers.into_iter().map(|worker| (worker.uid(), worker)).collect();
         let mut current = there.len();
+        let desired = desired.min(count(current));
         for _ in 0..20 {
             let now: Vec<Worker> = there.values().cloned().collect();
             let next = plan(&now, to(current, desired));
@@ -313,5 +340,55 @@ proptest! {
         }
         prop_assert_eq!(current, there.len());
         prop_assert!(current <= usize::try_from(desired).unwrap(), "{} for {}", current, desired);
+    }
+
+    /// A ReplicaSet takes its time: whom it deletes it chooses when it begins, and it may be away meanwhile. Nobody whom it
+    /// deletes has been told to work again, whatever is wished for until then.
+    #[test]
+    fn nobody_who_is_about_to_be_deleted_works_again(
+        count in 1usize..8,
+        seconds in proptest::collection::vec((0i32..8, 0usize..3, any::<bool>()), 1..40),
+    ) {
+        let mut there: BTreeMap<String, Worker> =
+            (0..count).map(|at| (format!("w{at}"), busy(&format!("w{at}"), 1))).collect();
+        let (mut current, mut made, mut chosen) = (count, count, Vec::<String>::new());
+        for (desired, deleted, away) in seconds {
+            let now: Vec<Worker> = there.values().cloned().collect();
+            let next = plan(&now, Situation { settled: away, ..to(current, desired) });
+            for uid in &next.drain {
+                *there.get_mut(uid).unwrap() = draining(now.iter().find(|one| one.uid() == *uid).unwrap().clone());
+            }
+            for uid in &next.resume {
+                there.insert(uid.clone(), busy(uid, 1));
+            }
+            let pods = there.values().map(|worker| worker.pod.clone()).collect();
+            if let Some(replicas) = next.replicas {
+                let to = usize::try_from(replicas).unwrap();
+                if to > current || takes_only(&next.going, pods, replicas) {
+                    current = to;
+                }
+            }
+            if away {
+                chosen.clear();
+                continue;
+            }
+            if chosen.is_empty() {
+                let all: Vec<&Worker> = there.values().collect();
+                let surplus = all.len().saturating_sub(current);
+                chosen = uids(&deletion_order(&all, NOW)).into_iter().take(surplus).rev().collect();
+                for _ in there.len()..current {
+                    there.insert(format!("w{made}"), busy(&format!("w{made}"), 1));
+                    made += 1;
+                }
+            }
+            for uid in chosen.split_off(chosen.len().saturating_sub(deleted)) {
+                let gone = there.remove(&uid).unwrap();
+                prop_assert!(gone.drained && gone.word().is_some(), "{uid} worked again");
+            }
+            // Those that were told finish their jobs.
+            for worker in there.values_mut().filter(|worker| worker.word().is_some()) {
+                *worker = drained(worker.clone());
+            }
+        }
     }
 }

@@ -25,7 +25,7 @@ const EMPTY_INTERVAL: Duration = Duration::from_secs(5);
 const QUIET: Duration = Duration::from_secs(60);
 /// One that is drained does not resume while it is being stopped.
 const STOPPING: Duration = Duration::from_secs(300);
-/// Fewer pods than asked for, and none came or went for this long: there will be no more.
+/// Other pods than asked for, and none came or went for this long: nobody is about to make or delete some.
 const SETTLED: Duration = Duration::from_secs(10);
 
 /// What one look at one queue showed.
@@ -265,8 +265,7 @@ impl Observer {
                 tracing::debug!(jobqueue = queue.name, error = %error, "Could not tell workers to resume");
                 plan.resume.clear();
             }
-        }
-        if decision.replicas > current {
+        } else if decision.replicas > current {
             plan.replicas = Some(decision.replicas);
         }
         let going = (!conflict).then(|| std::mem::take(&mut plan.going));
