@@ -37,6 +37,8 @@ pub struct Seen {
     pub busy_ms: u64,
     /// How many workers the Deployment asks for now, those that drain and those that start included.
     pub current: i32,
+    /// How many of those drain, as their pods say: what a leader before has decided. Counts only before the first decision.
+    pub draining: i32,
     /// Whether jobs are held back on purpose.
     pub paused: bool,
 }
@@ -69,7 +71,7 @@ pub fn decide(
         let inputs = demand.inputs(seen, history, replicas);
         return Decision { replicas, reason: format!("spec.replicas is {replicas}"), inputs };
     }
-    let base = history.base(seen.current);
+    let base = history.base(seen);
     let range = Range::new(seen, spec, base);
     let wish = range.clamp(demand.workers());
     let window_ms = u64::try_from(spec.scale_down_delay.get().as_millis()).unwrap_or(u64::MAX);

@@ -197,6 +197,15 @@ pub fn plan(workers: &[Worker], situation: Situation) -> Plan {
     }
 }
 
+/// How many of the `current` workers that are asked for drain, as their pods say.
+pub fn draining(pods: Vec<Pod>, current: i32) -> i32 {
+    let workers: Vec<Worker> = pods.into_iter().map(Worker::unknown).collect();
+    let active: Vec<&Worker> = workers.iter().filter(|worker| worker.is_active()).collect();
+    let marked = count(active.iter().filter(|worker| worker.word().is_some()).count());
+    // Who was given up already is not asked for any more.
+    (marked - (count(active.len()) - current).max(0)).max(0)
+}
+
 /// Whether a `ReplicaSet` of these pods that is told to keep so many would take nobody but those who may go.
 pub fn takes_only(going: &[String], pods: Vec<Pod>, replicas: i32) -> bool {
     let workers: Vec<Worker> = pods.into_iter().map(Worker::unknown).collect();

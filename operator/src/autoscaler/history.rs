@@ -70,12 +70,18 @@ impl History {
 
     /// How many workers there are of the `current` ones without those that leave: what was decided on last, once a number
     /// above it is only waiting to be drained. Whoever decides for the first time does not know the past: the workers that
-    /// are there were wanted.
-    pub(super) fn base(&mut self, current: i32) -> i32 {
+    /// are there were wanted, but for those that somebody has told to drain.
+    pub(super) fn base(&mut self, seen: &Seen) -> i32 {
+        let staying = seen.current.saturating_sub(seen.draining).max(0);
         if self.wishes.is_empty() {
-            self.wish(current);
+            self.wish(staying);
         }
-        self.decided.map_or(current, |decided| decided.min(current))
+        self.decided.map_or(staying, |decided| decided.min(seen.current))
+    }
+
+    /// Whether nothing was decided yet: the next decision depends on who drains.
+    pub fn is_undecided(&self) -> bool {
+        self.decided.is_none()
     }
 
     /// Remembers a wish, and says the highest one of the last `window_ms`.

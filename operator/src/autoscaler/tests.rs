@@ -139,6 +139,28 @@ fn hole_a_new_leader_counts_the_workers_that_are_there_as_a_wish_of_now() {
 }
 
 #[test]
+fn hole_a_new_leader_goes_on_with_a_drain_that_it_finds() {
+    let mut queue = Queue::new(Seen { draining: 3, ..seen(0, 20, 5) }, spec());
+    for _ in 0..100 {
+        assert_eq!(queue.look().replicas, 2, "three of five were told to drain");
+        // They have jobs that take long, so the Deployment still asks for five.
+        queue.seen.current = 5;
+    }
+    queue.seen.backlog = 25;
+    assert_eq!(queue.look().replicas, 5, "work returned");
+}
+
+#[test]
+fn who_takes_over_from_somebody_who_decided_goes_on_with_the_drain() {
+    let manual = Scaling { mode: ScalingMode::Manual, ..spec() };
+    let mut queue = Queue::new(Seen { draining: 1, ..seen(0, 20, 3) }, manual);
+    queue.look();
+    queue.spec.mode = ScalingMode::Auto;
+    queue.seen.current = 3;
+    assert_eq!(queue.look().replicas, 2);
+}
+
+#[test]
 fn hole_a_breaker_that_is_open_at_zero_workers_gets_one_that_tries() {
     let mut queue = Queue::new(Seen { blocked: 400, ..seen(0, 0, 0) }, spec());
     let decision = queue.look();

@@ -174,6 +174,15 @@ fn those_that_were_given_up_stay_quiet_until_they_are_deleted() {
 }
 
 #[test]
+fn those_that_were_given_up_are_not_counted_among_those_that_drain() {
+    let pods = |workers: &[Worker]| workers.iter().map(|worker| worker.pod.clone()).collect::<Vec<_>>();
+    let workers = [busy("a", 3), drained(busy("b", 0)), draining(busy("c", 1))];
+    for (current, draining) in [(3, 2), (2, 1), (1, 0), (0, 0)] {
+        assert_eq!(super::draining(pods(&workers), current), draining, "of {current}");
+    }
+}
+
+#[test]
 fn when_nobody_deletes_those_that_were_given_up_only_the_others_resume() {
     let workers = [busy("a", 3), drained(busy("b", 0)), drained(busy("c", 0)), draining(busy("d", 1))];
     let resumed = Plan { resume: vec!["d".into()], going: vec!["b".into(), "c".into()], ..Plan::default() };

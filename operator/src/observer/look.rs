@@ -14,8 +14,9 @@ use super::{
     INTERVAL, LONGEST_BACKOFF, Observation, Observer, Remedy, Scale, Target, Trouble, Watched, Wish,
 };
 use crate::api::v1alpha1::{JobQueue, ScalingMode};
-use crate::autoscaler::{Decision, Inputs, Seen, decide};
+use crate::autoscaler::{Decision, History, Inputs, Seen, decide};
 use crate::drain::{self, Plan, Situation, Worker};
+use crate::pods::Pod;
 
 /// Figures alone are worth a reconcile this often at most.
 const FIGURES_INTERVAL: Duration = Duration::from_secs(30);
@@ -176,7 +177,7 @@ impl Observer {
                 now.figures.open = (0..now.figures.waiting.len()).map(is_open).collect();
             }
         }
-        let decision = decision(watched, &now);
+        let decision = decision(watched, &now, || Some(self.0.pods.of(queue)?.0));
         // Workers go long after it was decided that they are too many; the reason is that of the decision.
         let decision = match (decision, watched.decided.take()) {
             (Some(new), Some(earlier)) if new.replicas == earlier.replicas => Some(earlier),
@@ -323,7 +324,11 @@ impl Observer {
 }
 
 /// How many workers there should be. An unreadable Redis says nothing about that: hold, unless somebody else decides it.
-fn decision(watched: &mut Watched, now: &Observation) -> Option<Decision> {
+fn decision(
+    watched: &mut Watched,
+    now: &Observation,
+    pods: impl FnOnce() -> Option<Vec<Pod>>,
+) -> Option<Decision> {
     let target = &watched.target;
     if now.conflict.is_some() {
         let reason = "the keys belong to another JobQueue".into();
@@ -334,6 +339,10 @@ fn decision(watched: &mut Watched, now: &Observation) -> Option<Decision> {
         return None;
     }
     let (backlog, blocked) = now.figures.backlog();
+    let current = target.asked.replicas;
+    // Who begins to lead goes on with the drains that it finds.
+    let pods = if watched.history.is_undecided() { pods() } else { Some(Vec::new()) };
+    let known = pods.is_some();
     let seen = Seen {
         now_ms: now.figures.now_ms,
         backlog,
@@ -341,10 +350,14 @@ fn decision(watched: &mut Watched, now: &Observation) -> Option<Decision> {
         in_flight: now.figures.in_flight,
         finished: now.figures.finished,
         busy_ms: now.figures.busy_ms,
-        current: target.asked.replicas,
+        current,
+        draining: drain::draining(pods.unwrap_or_default(), current),
         paused: now.figures.paused,
     };
-    Some(decide(&seen, &mut watched.history, &target.scaling, target.concurrency, target.manual))
+    // Before the pods are known nobody knows who drains: more workers can come, but that is no decision to keep.
+    let mut first = History::default();
+    let history = if known { &mut watched.history } else { &mut first };
+    Some(decide(&seen, history, &target.scaling, target.concurrency, target.manual))
 }
 
 /// Tells the workers that drain to take no more jobs, again and again, and notes which of them have come to rest.

@@ -97,3 +97,14 @@ fn a_number_of_workers_is_told_when_it_was_asked_for_and_not_before() {
     observer.carried_out(&queue, Carried { scaled: Some(decision.clone()), ..Carried::default() });
     assert_eq!((decided(), count(&mut told)), (Some(3), 1));
 }
+
+#[test]
+fn what_is_decided_before_the_pods_are_known_is_not_kept() {
+    let (observer, queue, _told) = watching();
+    let mut look = waiting(500);
+    look.figures.due_by_queue = vec![0, 0];
+    let decision = observer.saw(&queue, Ok(look)).unwrap();
+    assert!(decision.replicas > 0, "more workers can come all the same");
+    // The first decision that is kept must know who drains.
+    assert!(observer.state().queues[&queue].history.is_undecided());
+}
