@@ -339,7 +339,7 @@ fn scaling(queue: &JobQueue, seen: Option<&Observation>) -> Finding {
                 in_time.unwrap_or_default()
             );
             if figures.crowded {
-                message += "; there are 1000 lanes (of a shard) or more, and one look shows no more, so workers go only after \
+                message += "; there are more than 100000 lanes (of a shard), and one look shows no more, so workers go only after \
                             scaling.drainTimeout: set it, or fewer workers with more worker.concurrency, or more worker.shards";
             }
             Finding::yes(SCALING_ACTIVE, "Following", message)

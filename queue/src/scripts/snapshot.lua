@@ -5,7 +5,7 @@
 -- ARGV[1] consuming side: R or L  [2] at most this many bytes of the oldest entry
 --     [3] what a lane's record is called, without the lane  [4] at most this many lanes of each registry
 --     [5] what the dead letters are: list or zset  [6] what the key of a job begins with that the queue only names,
---     or ""  [7] what the completed are: list or zset
+--     or ""  [7] what the completed are: list or zset  [8] how many lanes of the registry to pass over
 -- Returns {seconds, microseconds, counters, dead, completed, lanes, reaping, jobs held by lanes, paused,
 --       {a queue: waiting, suspects, delayed, due, oldest entry, {{key, reason}...}}, {{key, reason}...},
 --       {a registered lane: lane, pod, start, JobQueue, jobs held, quiet word acknowledged, breakers}}
@@ -47,7 +47,7 @@ end
 -- What a registered lane holds stands in its record, since its cycles alone change it; what its parked fetches bring
 -- does not. Most parked lists are empty, so they are asked about by the hundred: a lane costs Redis one command.
 local in_flight, lanes, parked = 0, {}, {}
-for at, lane in ipairs(read(unfit, {}, 'ZRANGE', KEYS[4], 0, ARGV[4] - 1)) do
+for at, lane in ipairs(read(unfit, {}, 'ZRANGE', KEYS[4], ARGV[8], ARGV[8] + ARGV[4] - 1)) do
   local record = read(unfit, {}, 'HMGET', ARGV[3] .. lane, 'held', 'parked', 'pod', 'start', 'jobqueue', 'quiet', 'breakers')
   local held = tonumber(record[1] or '0')
   in_flight = in_flight + held

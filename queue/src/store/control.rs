@@ -1,12 +1,15 @@
 //! What somebody outside of the workers tells them: to take no more jobs, why a process died, that reaping is done.
+use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
 use redis::{Cmd, Value};
 
-use super::{Call, DRAINED, Session, StoreError, list, number};
+use super::{Call, DRAINED, Session, StoreError, number, text};
 
-/// So many lanes of each registry are looked at in one step: 1,000 take Redis about 9 ms. Of more nothing is certain.
+/// So many lanes of each registry are looked at in one step: 1,000 take Redis about 9 ms.
 pub(super) const LANES: usize = 1000;
+/// So many steps at most: of more lanes nothing is certain.
+pub(super) const PAGES: usize = 100;
 
 impl Session {
     /// Tells a process to take no more jobs for so long; it acknowledges by this word. Told again, it stays told longer.
@@ -22,21 +25,60 @@ impl Session {
     }
 
     /// Which of these processes (pod, word) have acknowledged their word and hold nothing. Those stay so for `lasting`,
-    /// whatever else happens: time enough to end them.
+    /// whatever else happens: time enough to end them. Ask after they were told: a lane that is opened later than that
+    /// takes nothing before it has seen the word, so only those matter that are there now.
     pub async fn drained(
         &mut self,
         processes: &[(String, String)],
         lasting: Duration,
     ) -> Result<Vec<bool>, StoreError> {
-        let mut keys = vec![self.keys.lanes()];
-        keys.extend(processes.iter().map(|(pod, _)| self.keys.quiet(pod)));
-        let mut call = Call::new(keys);
-        call.arg(self.keys.record("")).arg(LANES).arg(millis(lasting));
-        for (pod, word) in processes {
-            call.arg(pod).arg(word);
+        let mut drained = Vec::with_capacity(processes.len());
+        let Some(mut lanes) = self.lanes_of(processes).await? else {
+            return Ok(vec![false; processes.len()]);
+        };
+        for page in processes.chunks(LANES) {
+            let call = |(pod, word): &(String, String)| {
+                let lanes = lanes.remove(pod.as_str()).unwrap_or_default();
+                let mut keys = vec![self.keys.quiet(pod)];
+                keys.extend(lanes.iter().map(|lane| self.keys.record(lane)));
+                let mut call = Call::new(keys);
+                call.arg(word).arg(millis(lasting));
+                call
+            };
+            let calls: Vec<Call> = page.iter().map(call).collect();
+            drained.extend(self.eval_all(&DRAINED, &calls).await?.iter().map(|one| number(one) == Some(1)));
         }
-        let answer = list(self.eval(&DRAINED, &call).await?)?;
-        Ok(answer.iter().map(|one| number(one) == Some(1)).collect())
+        Ok(drained)
+    }
+
+    /// The lanes of these pods' processes; nothing when there are more lanes than can be looked at.
+    async fn lanes_of<'a>(
+        &mut self,
+        processes: &'a [(String, String)],
+    ) -> Result<Option<HashMap<&'a str, BTreeSet<String>>>, StoreError> {
+        let mut found: HashMap<&str, BTreeSet<String>> =
+            processes.iter().map(|(pod, _)| (pod.as_str(), BTreeSet::new())).collect();
+        let (mut cursor, mut looked_at) = ("0".to_owned(), 0);
+        while looked_at <= PAGES * LANES {
+            let (next, lanes) = self.scan_lanes(false, &cursor, LANES).await?;
+            let pod = |lane: &String| {
+                let mut get = Cmd::new();
+                get.arg("HGET").arg(self.keys.record(lane)).arg("pod");
+                get
+            };
+            let pods = self.query_all(lanes.iter().map(pod).collect()).await?;
+            looked_at += lanes.len().max(1);
+            for (lane, pod) in lanes.into_iter().zip(pods.into_iter().map(text)) {
+                if let Some(its) = found.get_mut(pod.as_str()) {
+                    its.insert(lane);
+                }
+            }
+            if next == "0" {
+                return Ok(found.values().all(|lanes| lanes.len() <= LANES).then_some(found));
+            }
+            cursor = next;
+        }
+        Ok(None)
     }
 
     /// Says that the operator reaps, so that workers need not.

@@ -1,10 +1,11 @@
 //! Jobs outside of lanes: enqueue, promote and reap (both `move`), turn the dead letters, look.
+use std::collections::HashSet;
 use std::time::Duration;
 
 use bytes::Bytes;
 use redis::{Cmd, Value};
 
-use super::control::LANES;
+use super::control::{LANES, PAGES};
 use super::{
     Call, ENQUEUE, LIMIT, MOVE, PAGE, PAGE_BYTES, PAGE_COUNT, Refusal, SNAPSHOT, Session, Status, StoreError,
     TURN, bytes, list, number, text, unexpected,
@@ -353,8 +354,32 @@ impl Session {
         }
     }
 
-    /// One look at the queues, of one instant. A key that cannot be read does not hide the others: it is named.
+    /// One look at the queues, of one instant. A key that cannot be read does not hide the others: it is named. More lanes
+    /// than one step looks at are looked at in further ones, a moment later.
     pub async fn snapshot(&mut self, side: Side) -> Result<Snapshot, StoreError> {
+        let queues = self.keys.queues.iter().flat_map(|queue| {
+            [&queue.queue, &queue.suspects, &queue.delayed].map(Clone::clone)
+        });
+        let call = self.look(side, queues.collect(), 0);
+        let mut snapshot = self.snapshot_of(&call).await?;
+        let mut seen: HashSet<String> = snapshot.open_lanes.iter().map(|lane| lane.lane.clone()).collect();
+        for page in 1..PAGES {
+            if snapshot.lanes <= u64::try_from(page * LANES).unwrap_or(u64::MAX) {
+                break;
+            }
+            let call = self.look(side, Vec::new(), page * LANES);
+            let more = self.snapshot_of(&call).await?.open_lanes;
+            // A lease that was renewed meanwhile has moved its lane to the end.
+            for lane in more.into_iter().filter(|lane| seen.insert(lane.lane.clone())) {
+                snapshot.in_flight += lane.held;
+                snapshot.open_lanes.push(lane);
+            }
+        }
+        Ok(snapshot)
+    }
+
+    /// The call of a look at these queues' keys, and at a page of lanes.
+    fn look(&self, side: Side, queues: Vec<String>, first: usize) -> Call {
         let mut keys = vec![
             self.keys.counters(),
             self.keys.dead_letters(),
@@ -363,15 +388,17 @@ impl Session {
             self.keys.reaping(),
             self.keys.paused(),
         ];
-        for queue in &self.keys.queues {
-            keys.extend([queue.queue.clone(), queue.suspects.clone(), queue.delayed.clone()]);
-        }
+        keys.extend(queues);
         let mut call = Call::new(keys);
         call.arg(side.letter()).arg(OLDEST_BYTES).arg(self.keys.record("")).arg(LANES);
         call.arg(self.keys.dead_letters_kind());
         call.arg(if self.keys.names_jobs() { self.keys.jobs().data("") } else { String::new() });
-        call.arg(self.keys.completed_kind());
-        let reply = list(self.eval(&SNAPSHOT, &call).await?)?;
+        call.arg(self.keys.completed_kind()).arg(first);
+        call
+    }
+
+    async fn snapshot_of(&mut self, call: &Call) -> Result<Snapshot, StoreError> {
+        let reply = list(self.eval(&SNAPSHOT, call).await?)?;
         let [
             seconds,
             micros,

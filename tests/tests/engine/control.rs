@@ -91,6 +91,30 @@ async fn every_lane_of_a_process_must_rest_and_other_processes_do_not_matter() {
     assert_eq!(drained(&bench, &["pod", "new", "busy"]).await, [true, true, false]);
 }
 
+/// Lanes of other pods, more than are looked at in one step, each with two jobs.
+async fn crowd(bench: &mut Bench, lanes: u64) {
+    let mut commands = redis::pipe();
+    for lane in 0..lanes {
+        let (id, pod) = (format!("host-1-x{lane}"), format!("other-{lane}"));
+        commands.zadd(bench.keys.lanes(), &id, lane).ignore();
+        commands.hset_multiple(bench.keys.record(&id), &[("pod", pod.as_str()), ("held", "2")]).ignore();
+    }
+    commands.query_async::<()>(&mut bench.redis).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_process_among_thousands_is_seen_to_rest_and_every_lane_is_counted() {
+    let mut bench = Bench::new().await;
+    crowd(&mut bench, 2500).await;
+    let mut lane = lane_of(&bench, "pod").await;
+    bench.session().quiet("pod", "G1", LONG).await.unwrap();
+    assert_eq!(drained(&bench, &["pod", "other-7"]).await, [false, false], "it has not acknowledged");
+    acknowledge(&mut lane, "G1").await;
+    assert_eq!(drained(&bench, &["pod", "other-7"]).await, [true, false]);
+    let snapshot = bench.session().snapshot(Side::Right).await.unwrap();
+    assert_eq!((snapshot.lanes, snapshot.open_lanes.len(), snapshot.in_flight), (2501, 2501, 5000));
+}
+
 #[tokio::test]
 async fn a_snapshot_shows_each_lane_with_its_pod_and_what_it_holds() {
     let mut bench = Bench::new().await;
