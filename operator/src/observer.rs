@@ -343,8 +343,6 @@ struct Watched {
     reaping: u64,
     /// Jobs of the dead that were given back, by queue.
     reaped: HashMap<String, u64>,
-    /// Queues whose breaker is open, and since when nobody says so any more.
-    breakers: HashMap<String, Instant>,
     /// How many workers there should be, since that has last changed.
     decided: Option<Decision>,
     /// A wish is under way.
@@ -367,7 +365,6 @@ impl Watched {
             lanes: Vec::new(),
             reaping: 0,
             reaped: HashMap::new(),
-            breakers: HashMap::new(),
             decided: None,
             busy: false,
             patience: Patience::default(),

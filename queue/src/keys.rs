@@ -188,6 +188,10 @@ impl Keys {
     pub fn handler_death(&self, process: &str) -> String {
         self.own(&format!("handler-death:{process}"))
     }
+    /// While it exists, the breaker of this queue was open a cooldown ago or later, as its workers said.
+    pub fn breaker(&self, queue: &str) -> String {
+        self.own(&format!("breaker:{queue}"))
+    }
     /// Who exports the queue-wide gauges.
     pub fn gauges(&self) -> String {
         self.own("gauges")
@@ -300,7 +304,7 @@ impl Keys {
             self.layout(),
             claim(&self.lanes()),
         ];
-        let families = [self.quiet(""), self.handler_death(""), self.enqueued("")];
+        let families = [self.quiet(""), self.handler_death(""), self.breaker(""), self.enqueued("")];
         alone.iter().any(|known| known == key)
             || self.queues.iter().any(|queue| claim(&queue.queue) == key)
             || families.iter().any(|family| key.starts_with(family.as_str()))

@@ -1,6 +1,5 @@
 //! How many jobs are where.
-use std::collections::{BTreeMap, HashMap};
-use std::time::{Duration, Instant};
+use std::collections::BTreeMap;
 
 use jobqueue::store::{LaneSnapshot, Snapshot};
 
@@ -100,14 +99,8 @@ impl Figures {
     }
 }
 
-/// Which queues' breakers are open: where at least half of the processes that serve it say so. What nobody speaks of any
-/// more (its workers are gone) stays open for one cooldown.
-pub(super) fn open_breakers(
-    lanes: &[LaneSnapshot],
-    earlier: &mut HashMap<String, Instant>,
-    cooldown: Duration,
-    now: Instant,
-) -> Vec<String> {
+/// What the processes that serve a queue say of its breaker: it is open where at least half of them say so.
+pub(super) fn breakers(lanes: &[LaneSnapshot]) -> BTreeMap<&str, bool> {
     let mut said: BTreeMap<&str, BTreeMap<&str, bool>> = BTreeMap::new();
     for lane in lanes {
         // All lanes of a process say the same.
@@ -116,16 +109,10 @@ pub(super) fn open_breakers(
             said.entry(queue).or_default().insert(process.as_str(), state != "closed");
         }
     }
-    for (queue, processes) in &said {
-        let open = processes.values().filter(|open| **open).count();
-        if open * 2 >= processes.len() {
-            earlier.insert((*queue).to_owned(), now);
-        } else {
-            earlier.remove(*queue);
-        }
-    }
-    earlier.retain(|_, since| now.duration_since(*since) < cooldown);
-    earlier.keys().cloned().collect()
+    let is_open = |processes: BTreeMap<&str, bool>| {
+        processes.values().filter(|open| **open).count() * 2 >= processes.len()
+    };
+    said.into_iter().map(|(queue, processes)| (queue, is_open(processes))).collect()
 }
 
 #[cfg(test)]
@@ -138,17 +125,15 @@ mod tests {
 
     #[test]
     fn a_breaker_is_open_when_half_of_the_processes_say_so() {
-        let (mut earlier, now) = (HashMap::new(), Instant::now());
-        let cooldown = Duration::from_secs(30);
         let lanes = [
             lane("a", "high=open low=open"),
             lane("a", "high=open low=open"),
             lane("b", "high=half-open low=closed"),
             lane("c", "high=closed low=closed"),
         ];
-        assert_eq!(open_breakers(&lanes, &mut earlier, cooldown, now), ["high"]);
-        let closed = [lane("a", "high=closed low=closed")];
-        assert!(open_breakers(&closed, &mut earlier, cooldown, now).is_empty());
+        assert_eq!(breakers(&lanes), BTreeMap::from([("high", true), ("low", false)]));
+        assert_eq!(breakers(&lanes[3..]), BTreeMap::from([("high", false), ("low", false)]));
+        assert!(breakers(&[]).is_empty(), "nobody speaks of any");
     }
 
     #[test]
@@ -171,15 +156,5 @@ mod tests {
             figures.add(&Snapshot { lanes, ..Snapshot::default() });
             assert_eq!(figures.crowded, crowded, "{lanes} lanes");
         }
-    }
-
-    #[test]
-    fn an_open_breaker_outlives_its_workers_by_one_cooldown() {
-        let (mut earlier, now) = (HashMap::new(), Instant::now());
-        let cooldown = Duration::from_secs(30);
-        assert_eq!(open_breakers(&[lane("a", "low=open")], &mut earlier, cooldown, now), ["low"]);
-        let later = now + Duration::from_secs(29);
-        assert_eq!(open_breakers(&[], &mut earlier, cooldown, later), ["low"]);
-        assert!(open_breakers(&[], &mut earlier, cooldown, now + cooldown).is_empty());
     }
 }

@@ -1,5 +1,5 @@
 //! One look a second at each queue: its figures, the number of workers they ask for, and the way down to fewer.
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
 
 use super::claims::CLAIM_AGAIN;
-use super::figures::{Figures, open_breakers};
+use super::figures::{Figures, breakers};
 use super::{
     INTERVAL, LONGEST_BACKOFF, Observation, Observer, Remedy, Scale, Target, Trouble, Watched, Wish,
 };
@@ -36,6 +36,8 @@ struct Look {
     conflict: Option<(String, String)>,
     lanes: Vec<LaneSnapshot>,
     reaping: u64,
+    /// Queues whose breaker is open.
+    open: HashSet<String>,
 }
 
 impl Observer {
@@ -109,9 +111,14 @@ impl Observer {
                 return Err(StoreError::Unfit { key: unfit.key.clone(), reason: unfit.reason.clone() });
             }
             self.pause(session, target, snapshot.paused).await?;
+            let queues = shard.queues.iter().zip(&snapshot.queues).filter(|(_, seen)| seen.breaker);
+            look.open.extend(queues.map(|(queue, _)| queue.name.clone()));
             look.figures.add(&snapshot);
             look.reaping += snapshot.reaping;
             look.lanes.extend(snapshot.open_lanes);
+        }
+        if let (None, Some(first)) = (&look.conflict, target.shards.first()) {
+            remember_breakers(target.session(first, sessions), target.cooldown, &mut look).await;
         }
         if let (None, Some(watched)) = (&look.conflict, self.state().queues.get_mut(queue)) {
             if watched.claimed_at.is_none() {
@@ -168,11 +175,9 @@ impl Observer {
                 now.figures = look.figures;
                 watched.lanes = look.lanes;
                 watched.reaping = look.reaping;
-                let cooldown = watched.target.cooldown;
-                let open = open_breakers(&watched.lanes, &mut watched.breakers, cooldown, Instant::now());
                 let names = watched.target.shards.first().map(|shard| shard.queues.as_slice());
                 let is_open = |at: usize| {
-                    names.and_then(|names| names.get(at)).is_some_and(|one| open.contains(&one.name))
+                    names.and_then(|names| names.get(at)).is_some_and(|one| look.open.contains(&one.name))
                 };
                 now.figures.open = (0..now.figures.waiting.len()).map(is_open).collect();
             }
@@ -358,6 +363,34 @@ fn decision(
     let mut first = History::default();
     let history = if known { &mut watched.history } else { &mut first };
     Some(decide(&seen, history, &target.scaling, target.concurrency, target.manual))
+}
+
+/// Finds out which breakers are open: as the workers say, and where none of them speaks of it (they are gone) as they said
+/// last, for one cooldown. That is kept in Redis, so that the next leader knows it too.
+async fn remember_breakers(session: &mut Session, cooldown: Duration, look: &mut Look) {
+    let names: Vec<String> = session.keys.queues.iter().map(|queue| queue.name.clone()).collect();
+    let said = breakers(&look.lanes);
+    for name in names {
+        let (was, now) = (look.open.contains(&name), said.get(name.as_str()).copied());
+        let told = match now {
+            Some(true) => session.tell_breaker(&name, Some(cooldown)).await,
+            Some(false) if was => session.tell_breaker(&name, None).await,
+            _ => Ok(()),
+        };
+        if let Err(error) = told {
+            // A full Redis refuses it. What was seen counts all the same.
+            tracing::debug!(queue = name, error = %error, "Could not remember a breaker");
+        }
+        match now {
+            Some(true) => {
+                look.open.insert(name);
+            }
+            Some(false) => {
+                look.open.remove(&name);
+            }
+            None => {}
+        }
+    }
 }
 
 /// Tells the workers that drain to take no more jobs, again and again, and notes which of them have come to rest.

@@ -1,13 +1,13 @@
 -- What one look at the queues shows; reads only, bounded by the number of queues and of lanes.
 -- A key that cannot be read counts as empty and is named: one bad key must not hide all other figures.
 -- KEYS[1] counters  [2] dead letters  [3] completed  [4] registry  [5] reaping  [6] paused
---         then three a queue: queue, suspects, delayed
+--         then four a queue: queue, suspects, delayed, breaker
 -- ARGV[1] consuming side: R or L  [2] at most this many bytes of the oldest entry
 --     [3] what a lane's record is called, without the lane  [4] at most this many lanes of each registry
 --     [5] what the dead letters are: list or zset  [6] what the key of a job begins with that the queue only names,
 --     or ""  [7] what the completed are: list or zset  [8] how many lanes of the registry to pass over
 -- Returns {seconds, microseconds, counters, dead, completed, lanes, reaping, jobs held by lanes, paused,
---       {a queue: waiting, suspects, delayed, due, oldest entry, {{key, reason}...}}, {{key, reason}...},
+--       {a queue: waiting, suspects, delayed, due, oldest entry, {{key, reason}...}, breaker}, {{key, reason}...},
 --       {a registered lane: lane, pod, start, JobQueue, jobs held, quiet word acknowledged, breakers}}
 local now = redis.call('TIME')
 local ms = now[1] * 1000 + math.floor(now[2] / 1000)
@@ -28,7 +28,7 @@ local function read(unfit, otherwise, command, key, ...)
 end
 
 local queues, unfit = {}, {}
-for at = 7, #KEYS, 3 do
+for at = 7, #KEYS, 4 do
   local bad = {}
   local waiting = read(bad, 0, 'LLEN', KEYS[at])
   local oldest = read(bad, false, 'LINDEX', KEYS[at], ARGV[1] == 'R' and -1 or 0)
@@ -40,6 +40,7 @@ for at = 7, #KEYS, 3 do
   queues[#queues + 1] = {
     waiting, read(bad, 0, 'LLEN', KEYS[at + 1]), read(bad, 0, 'ZCARD', KEYS[at + 2]),
     read(bad, 0, 'ZCOUNT', KEYS[at + 2], '-inf', ms), oldest and string.sub(oldest, 1, tonumber(ARGV[2])) or '', bad,
+    redis.call('EXISTS', KEYS[at + 3]),
   }
 end
 

@@ -81,6 +81,15 @@ impl Session {
         Ok(None)
     }
 
+    /// Remembers for so long that the breaker of a queue is open, or that it is not any more.
+    pub async fn tell_breaker(&mut self, queue: &str, open: Option<Duration>) -> Result<(), StoreError> {
+        let key = self.keys.breaker(queue);
+        match open {
+            Some(lasting) => self.set_for(&key, "open", lasting).await,
+            None => self.unlink(&key).await.map(drop),
+        }
+    }
+
     /// Says that the operator reaps, so that workers need not.
     pub async fn mark_central(&mut self, by: &str, lasting: Duration) -> Result<(), StoreError> {
         let key = self.keys.central();

@@ -152,6 +152,8 @@ pub struct QueueSnapshot {
     pub oldest: Bytes,
     /// Keys of it that cannot be read: what they hold counts as nothing.
     pub unfit: Vec<Refusal>,
+    /// Its breaker is known to have been open a cooldown ago or later.
+    pub breaker: bool,
 }
 
 impl QueueSnapshot {
@@ -358,7 +360,8 @@ impl Session {
     /// than one step looks at are looked at in further ones, a moment later.
     pub async fn snapshot(&mut self, side: Side) -> Result<Snapshot, StoreError> {
         let queues = self.keys.queues.iter().flat_map(|queue| {
-            [&queue.queue, &queue.suspects, &queue.delayed].map(Clone::clone)
+            let ours = [&queue.queue, &queue.suspects, &queue.delayed].map(Clone::clone);
+            ours.into_iter().chain([self.keys.breaker(&queue.name)])
         });
         let call = self.look(side, queues.collect(), 0);
         let mut snapshot = self.snapshot_of(&call).await?;
@@ -433,6 +436,7 @@ impl Session {
                 due,
                 oldest: parts.next().map(bytes).unwrap_or_default(),
                 unfit: parts.next().map(refusals).transpose()?.unwrap_or_default(),
+                breaker: parts.next().as_ref().and_then(number) == Some(1),
             })
         };
         let lane = |value: Value| {

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use e2e::engine::{Bench, Lane, job, reaper_settings, registration};
+use e2e::wait::eventually;
 use jobqueue::effects::Side;
 use jobqueue::reaper::{Reaper, Settings};
 use jobqueue::store::{Fenced, Registration};
@@ -113,6 +114,21 @@ async fn a_process_among_thousands_is_seen_to_rest_and_every_lane_is_counted() {
     assert_eq!(drained(&bench, &["pod", "other-7"]).await, [true, false]);
     let snapshot = bench.session().snapshot(Side::Right).await.unwrap();
     assert_eq!((snapshot.lanes, snapshot.open_lanes.len(), snapshot.in_flight), (2501, 2501, 5000));
+}
+
+#[tokio::test]
+async fn an_open_breaker_is_remembered_until_somebody_says_otherwise_or_its_time_is_over() {
+    let bench = Bench::new().await;
+    let remembered = async || {
+        let queues = bench.session().snapshot(Side::Right).await.unwrap().queues;
+        queues.iter().map(|queue| queue.breaker).collect::<Vec<_>>()
+    };
+    bench.session().tell_breaker("high", Some(LONG)).await.unwrap();
+    assert_eq!(remembered().await, [true, false]);
+    bench.session().tell_breaker("high", None).await.unwrap();
+    assert_eq!(remembered().await, [false, false]);
+    bench.session().tell_breaker("low", Some(Duration::from_millis(1))).await.unwrap();
+    eventually(LONG, "the end of a cooldown", async || remembered().await == [false, false]).await;
 }
 
 #[tokio::test]
