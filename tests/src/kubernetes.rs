@@ -446,6 +446,8 @@ pub struct Audit {
     path: std::path::PathBuf,
     since: String,
     namespace: String,
+    /// What the names of its pods begin with; empty: whatever they are called.
+    replica_sets: Vec<String>,
 }
 
 /// A request of the operator.
@@ -461,6 +463,8 @@ pub struct Request {
     pub name: String,
     /// What came of it: the status of HTTP.
     pub code: i64,
+    /// Whether its roles let it: `allow` or `forbid`.
+    pub decision: String,
 }
 
 impl Request {
@@ -479,7 +483,29 @@ impl Audit {
     /// Everything since the cluster was started.
     pub async fn all() -> Option<Self> {
         let path = test_cluster(&["audit"]).await?.into();
-        Some(Self { path, since: String::new(), namespace: OPERATOR_NAMESPACE.into() })
+        Some(Self { path, since: String::new(), namespace: OPERATOR_NAMESPACE.into(), replica_sets: vec![] })
+    }
+
+    /// Everything that this build of the operator has asked for: a cluster that is used again has seen others, which may
+    /// have needed other rights. Pods are named after their template, also when it was installed anew.
+    pub async fn of_this_build() -> Option<Self> {
+        let all = Self::all().await?;
+        let list = async |kind: &str| {
+            let labels = "app.kubernetes.io/name=jobqueue-operator";
+            let found = kubectl(&["-n", OPERATOR_NAMESPACE, "get", kind, "-l", labels, "-o", "json"]).await;
+            let list: Value = serde_json::from_str(&found.expect("a list")).expect("JSON");
+            list["items"].as_array().cloned().unwrap_or_default()
+        };
+        let image = |object: &Value| object["spec"]["template"]["spec"]["containers"][0]["image"].clone();
+        let deployments = list("deployments").await;
+        let [deployment] = deployments.as_slice() else { panic!("one operator: {deployments:#?}") };
+        let same = |set: &Value| {
+            let name = set["metadata"]["name"].as_str().filter(|_| image(set) == image(deployment))?;
+            Some(format!("{name}-"))
+        };
+        let replica_sets: Vec<String> = list("replicasets").await.iter().filter_map(same).collect();
+        assert!(!replica_sets.is_empty(), "the operator has pods");
+        Some(Self { replica_sets, ..all })
     }
 
     /// Those of the operator in another namespace.
@@ -506,10 +532,16 @@ impl Audit {
                 let entry: Value = serde_json::from_str(&line).ok()?;
                 // Times of one format sort as text.
                 let late = entry["requestReceivedTimestamp"].as_str()? >= self.since.as_str();
-                late.then(|| request(&entry, &user)).flatten()
+                (late && self.is_its(&entry)).then(|| request(&entry, &user)).flatten()
             }));
         }
         requests
+    }
+
+    fn is_its(&self, entry: &Value) -> bool {
+        let pod =
+            entry["user"]["extra"]["authentication.kubernetes.io/pod-name"][0].as_str().unwrap_or_default();
+        self.replica_sets.is_empty() || self.replica_sets.iter().any(|set| pod.starts_with(set.as_str()))
     }
 }
 
@@ -525,7 +557,9 @@ fn request(entry: &Value, user: &str) -> Option<Request> {
     }
     let verb = entry["verb"].as_str()?.to_owned();
     let code = entry["responseStatus"]["code"].as_i64().unwrap_or(0);
-    Some(Request { verb, resource, namespace: part("namespace"), name: part("name"), code })
+    let decision =
+        entry["annotations"]["authorization.k8s.io/decision"].as_str().unwrap_or_default().to_owned();
+    Some(Request { verb, resource, namespace: part("namespace"), name: part("name"), code, decision })
 }
 
 /// The id of a job.

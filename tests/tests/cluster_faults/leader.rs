@@ -58,22 +58,43 @@ async fn a_drain_goes_on_under_the_next_leader_and_no_job_is_interrupted() {
     if test_cluster(&["kubeconfig"]).await.is_none() {
         return;
     }
-    let space = Namespace::create("handed-over").await;
+    let manual = "{replicas: 2, scaling: {mode: Manual}, worker: WORKER}";
+    hand_over("handed-over", manual, r#"{"spec": {"replicas": 1}}"#).await;
+}
+
+#[tokio::test]
+async fn a_drain_that_was_decided_on_by_load_goes_on_under_the_next_leader_too() {
+    let _turn = alone().await;
+    if test_cluster(&["kubeconfig"]).await.is_none() {
+        return;
+    }
+    let auto = "{scaling: {minReplicas: 1, backlogPerWorker: 2, scaleDownDelay: 5s}, worker: WORKER}";
+    hand_over("handed-auto", auto, r#"{"spec": {"scaling": {"backlogPerWorker": 4}}}"#).await;
+}
+
+/// Two workers with two jobs each, of which one is too many after the patch, and then another leader.
+async fn hand_over(name: &str, spec: &str, patch: &str) {
+    let space = Namespace::create(name).await;
     // Longer than it takes until another leads.
-    let worker = "{concurrency: 2, handler: {simulate: {base: 45s}}}";
-    space.queue("busy", &format!("{{replicas: 2, scaling: {{mode: Manual}}, worker: {worker}}}")).await;
-    space.await_condition("busy", "WorkersAvailable", "True/Available: 2 of 2").await;
+    space.queue("busy", &spec.replace("WORKER", "{concurrency: 2, handler: {simulate: {base: 45s}}}")).await;
+    space.await_ready("busy").await;
     let redis = space.managed("busy").await;
     redis.push(LOW, 0..4).await;
     redis.await_running(4).await;
-    space.patch("busy", r#"{"spec": {"replicas": 1}}"#).await;
-    patiently("a draining worker", async || {
-        let workers = space.get("jobqueue", "busy").await["status"]["workers"].clone();
-        if workers["draining"] == 1 { Ok(()) } else { Err(workers) }
+    space.patch("busy", patch).await;
+    let before = patiently("a draining worker", async || {
+        let words = words(&space).await;
+        if words.len() == 1 { Ok(words) } else { Err(words) }
     })
     .await;
     kill_leader().await;
     assert_eq!(space.asked_for("busy").await, 2, "nobody goes before its jobs are done");
+    patiently("a draining worker in the eyes of the next leader", async || {
+        let draining = space.metric("jobqueue_workers_draining", "busy").await;
+        if draining > 0.5 { Ok(()) } else { Err(draining) }
+    })
+    .await;
+    assert_eq!(words(&space).await, before, "it is the same drain: nobody was told to work again");
     space.await_asked_for("busy", 1).await;
     redis.await_completed(0..4).await;
     for (id, job) in redis.completed_jobs().await {
@@ -84,6 +105,19 @@ async fn a_drain_goes_on_under_the_next_leader_and_no_job_is_interrupted() {
     space.delete().await;
 }
 
+/// The words of the drains that are under way, each with its pod.
+async fn words(space: &Namespace) -> Vec<(String, String)> {
+    let pods = space.list("pods", "jobqueue.dev/queue=busy,app.kubernetes.io/component=worker").await;
+    let word = |pod: &Value| {
+        let text = |value: &Value| value.as_str().map(str::to_owned);
+        Some((
+            text(&pod["metadata"]["name"])?,
+            text(&pod["metadata"]["annotations"]["jobqueue.dev/draining"])?,
+        ))
+    };
+    pods.iter().filter_map(word).collect()
+}
+
 #[tokio::test]
 async fn a_leader_that_hung_finds_another_one_leading_and_ends() {
     let _turn = alone().await;
@@ -92,15 +126,17 @@ async fn a_leader_that_hung_finds_another_one_leading_and_ends() {
     }
     let before = leader().await.expect("a leader");
     let process = process_of(OPERATOR_NAMESPACE, &before, "operator").await;
+    let path = "jsonpath={.status.containerStatuses[0].restartCount}";
+    // Of a pod that is gone nothing is said: it has ended too.
+    let get = ["-n", OPERATOR_NAMESPACE, "get", "pod", &before, "--ignore-not-found", "-o", path];
+    let restarts = kubectl(&get).await.expect("the leader's pod");
     kill_process(process, Signal::STOP).expect("stopped");
     let took = await_another_leader(&before).await;
     println!("another operator led {took:.1?} after the first hung");
     kill_process(process, Signal::CONT).expect("continued");
     patiently("the end of the first", async || {
-        let path = "jsonpath={.status.containerStatuses[0].restartCount}";
-        let restarts = kubectl(&["-n", OPERATOR_NAMESPACE, "get", "pod", &before, "-o", path]).await;
-        // A pod that is gone has ended too.
-        restarts.map_or(true, |count| count != "0")
+        let now = kubectl(&get).await?;
+        if now == restarts { Err(now) } else { Ok(()) }
     })
     .await;
     assert_ne!(leader().await.expect("a leader"), before);

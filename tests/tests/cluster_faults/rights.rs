@@ -1,9 +1,7 @@
 //! The operator may do what it does, and nothing else.
 use std::collections::BTreeSet;
-use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
 
-use e2e::kubernetes::{Audit, OPERATOR_NAMESPACE, kubectl, test_cluster};
+use e2e::kubernetes::{Audit, OPERATOR_NAMESPACE, kubectl};
 use serde_json::Value;
 
 use crate::alone;
@@ -22,7 +20,7 @@ const UNUSED: &[(&str, &str, &str)] = &[
 #[tokio::test]
 async fn no_right_is_granted_that_is_never_used() {
     let _turn = alone().await;
-    let Some(audit) = Audit::all().await else { return };
+    let Some(audit) = Audit::of_this_build().await else { return };
     let mut used: BTreeSet<(String, String)> =
         audit.requests().into_iter().map(|request| (request.verb, request.resource)).collect();
     // An apply of something new needs the right to create it as well; the log calls both a patch.
@@ -45,44 +43,19 @@ async fn no_right_is_granted_that_is_never_used() {
 #[tokio::test]
 async fn nothing_that_the_operator_needs_is_always_refused() {
     let _turn = alone().await;
-    let Some(path) = test_cluster(&["audit"]).await else { return };
+    let Some(audit) = Audit::of_this_build().await else { return };
     let (mut granted, mut refused) = (BTreeSet::new(), BTreeSet::new());
-    for (verb, resource, decision) in decisions(Path::new(&path)) {
-        match decision.as_str() {
-            "allow" => granted.insert((verb, resource)),
+    for request in audit.requests() {
+        match request.decision.as_str() {
+            "allow" => granted.insert((request.verb, request.resource)),
             // Not an admission's "no" (a namespace that goes away): that comes after this one's "yes".
-            "forbid" => refused.insert((verb, resource)),
+            "forbid" => refused.insert((request.verb, request.resource)),
             _ => false,
         };
     }
     assert!(!granted.is_empty(), "the log of the API server says who was granted what");
     let missing: Vec<&(String, String)> = refused.difference(&granted).collect();
     assert!(missing.is_empty(), "always refused: {missing:#?}");
-}
-
-/// What the API server has decided on each request of the operator: verb, resource, `allow` or `forbid`.
-fn decisions(log: &Path) -> Vec<(String, String, String)> {
-    let user = format!("system:serviceaccount:{OPERATOR_NAMESPACE}:");
-    let logs = std::fs::read_dir(log.parent().expect("a directory")).expect("the logs");
-    let logs = logs.filter_map(|entry| Some(entry.ok()?.path()));
-    let is_audit =
-        |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("audit"));
-    let mut decisions = vec![];
-    for log in logs.filter(is_audit) {
-        let lines = BufReader::new(std::fs::File::open(log).expect("an audit log")).lines();
-        for line in lines.map_while(Result::ok).filter(|line| line.contains(&user)) {
-            let entry: Value = serde_json::from_str(&line).unwrap_or_default();
-            let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-            let object = &entry["objectRef"];
-            let below = object["subresource"].as_str().map_or(String::new(), |below| format!("/{below}"));
-            let resource = format!("{}/{}{below}", text(&object["apiGroup"]), text(&object["resource"]));
-            let decision = text(&entry["annotations"]["authorization.k8s.io/decision"]);
-            if text(&entry["user"]["username"]).starts_with(&user) {
-                decisions.push((text(&entry["verb"]), resource, decision));
-            }
-        }
-    }
-    decisions
 }
 
 /// Every verb on every resource that some role grants to the operator.

@@ -1,11 +1,38 @@
 //! Two operators that both believe to lead: what they do to Redis is guarded there.
-use e2e::kubernetes::{LOW, Namespace, OPERATOR_NAMESPACE, kubectl, run};
+use e2e::kubernetes::{LOW, Namespace, OPERATOR_NAMESPACE, kubectl, patiently, run};
 use serde_json::{Value, json};
 
 use crate::alone;
 
-/// A second operator with a lease of its own.
-async fn start_another() {
+/// A second operator with a lease of its own. It goes with this, however the test ends: no other test expects it.
+struct Another {
+    name: &'static str,
+}
+
+impl Drop for Another {
+    fn drop(&mut self) {
+        let what = "deployment,role,rolebinding,lease";
+        let delete = ["-n", OPERATOR_NAMESPACE, "delete", what, self.name, "--ignore-not-found"];
+        // Waits for its end: a test that fails drops it in the middle of its unwinding.
+        let deleted = std::process::Command::new("kubectl").args(delete).output();
+        println!("stopped the other operator: {deleted:?}");
+    }
+}
+
+impl Another {
+    /// What it exports, while it leads.
+    async fn metrics(&self) -> Result<String, String> {
+        let holder = "jsonpath={.spec.holderIdentity}";
+        let leader = kubectl(&["-n", OPERATOR_NAMESPACE, "get", "lease", self.name, "-o", holder]).await?;
+        if !leader.starts_with(&format!("{}-", self.name)) {
+            return Err(format!("{leader:?} leads"));
+        }
+        let path = format!("/api/v1/namespaces/{OPERATOR_NAMESPACE}/pods/{leader}:8080/proxy/metrics");
+        kubectl(&["get", "--raw", &path]).await
+    }
+}
+
+async fn start_another() -> Another {
     let deployment =
         kubectl(&["-n", OPERATOR_NAMESPACE, "get", "deployment", "jobqueue-operator", "-o", "json"]).await;
     let mut deployment: Value = serde_json::from_str(&deployment.expect("the operator")).expect("JSON");
@@ -30,29 +57,18 @@ async fn start_another() {
         { "apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata,
           "spec": { "replicas": 1, "selector": { "matchLabels": labels }, "template": template } },
     ]});
+    let another = Another { name: "another" };
     run("kubectl", &["apply", "-f", "-"], Some(&objects.to_string())).await.expect("another operator");
     let rollout = ["-n", OPERATOR_NAMESPACE, "rollout", "status", "deployment/another", "--timeout=120s"];
     kubectl(&rollout).await.expect("another operator that runs");
-}
-
-async fn stop_another() {
-    kubectl(&[
-        "-n",
-        OPERATOR_NAMESPACE,
-        "delete",
-        "deployment,role,rolebinding,lease",
-        "another",
-        "--ignore-not-found",
-    ])
-    .await
-    .expect("deleted");
+    another
 }
 
 #[tokio::test]
 async fn two_operators_that_both_lead_lose_no_job_and_double_none() {
     let _turn = alone().await;
     let space = Namespace::create("twoleaders").await;
-    start_another().await;
+    let another = start_another().await;
     let worker = "{concurrency: 10, heartbeatTtl: 10m, handler: {simulate: {base: 2s}}}";
     let scaling = "{backlogPerWorker: 20, scaleDownDelay: 2s}";
     space.queue("two", &format!("{{worker: {worker}, scaling: {scaling}}}")).await;
@@ -60,6 +76,13 @@ async fn two_operators_that_both_lead_lose_no_job_and_double_none() {
     let redis = space.managed("two").await;
     redis.push(LOW, 0..100).await;
     space.await_condition("two", "WorkersAvailable", "True/Available: 5 of 5").await;
+    patiently("another operator that leads and looks at the queue", async || {
+        let metrics = another.metrics().await?;
+        let of = format!("namespace=\"{}\"", space.name);
+        let sees = metrics.lines().any(|line| line.starts_with("queue_length") && line.contains(&of));
+        if sees { Ok(()) } else { Err("it does not see the queue".to_owned()) }
+    })
+    .await;
     // Both see the same deaths, and both give the same jobs back.
     for pod in space.workers("two").await.iter().take(2) {
         space.kubectl(&["delete", "pod", pod, "--force", "--grace-period=0"]).await.expect("deleted");
@@ -67,6 +90,7 @@ async fn two_operators_that_both_lead_lose_no_job_and_double_none() {
     redis.await_completed(0..100).await;
     assert_eq!(redis.count(&["HGET", "jobqueue:counters", "done"]).await, 100, "each was settled once");
     space.await_asked_for("two", 0).await;
-    stop_another().await;
+    another.metrics().await.expect("the other operator has led until now");
+    drop(another);
     space.delete().await;
 }
