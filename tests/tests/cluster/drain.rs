@@ -141,3 +141,33 @@ async fn workers_that_drain_resume_when_work_returns() {
     assert_uninterrupted(&redis, 20).await;
     space.delete().await;
 }
+
+#[tokio::test]
+async fn nobody_is_waited_for_longer_than_the_drain_timeout() {
+    let space = Namespace::create("bounded").await;
+    let worker = "{concurrency: 2, drainTimeout: 1s, handler: {simulate: {base: 30s}}}";
+    let scaling = "{mode: Manual, drainTimeout: 4s}";
+    space.queue("busy", &format!("{{replicas: 2, scaling: {scaling}, worker: {worker}}}")).await;
+    space.await_ready("busy").await;
+    let redis = space.managed("busy").await;
+    redis.push(LOW, 0..4).await;
+    redis.await_running(4).await;
+    space.patch("busy", r#"{"spec": {"replicas": 1}}"#).await;
+    let patched = std::time::Instant::now();
+    space.await_asked_for("busy", 1).await;
+    let took = patched.elapsed();
+    println!("a busy worker went {took:.1?} after it was too many (drainTimeout 4 s)");
+    assert!(redis.completed().await.expect("completed jobs").is_empty(), "no job has ended since");
+    // It gave its two jobs back, and nobody blames them.
+    patiently("two jobs that were given back", async || {
+        let reserved = redis.count(&["HGET", "jobqueue:counters", "reserved"]).await;
+        let completed = redis.completed().await?.len();
+        if reserved == 6 { Ok(()) } else { Err(format!("{reserved} reserved, {completed} completed")) }
+    })
+    .await;
+    let jobs = redis.held().await.into_iter().chain(redis.completed_jobs().await.into_values());
+    for job in jobs {
+        assert_eq!((&job["retries"], &job["deaths"]), (&json!(0), &Value::Null), "{job}");
+    }
+    space.delete().await;
+}

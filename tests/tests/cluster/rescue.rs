@@ -2,7 +2,7 @@
 //! brought the jobs back.
 use std::time::Instant;
 
-use e2e::kubernetes::{LOW, Namespace, Redis, given, job, patiently, process_of, test_cluster};
+use e2e::kubernetes::{LOW, Namespace, Redis, given, job, patiently, process_of, run, test_cluster};
 use rustix::process::{Signal, kill_process};
 use serde_json::{Value, json};
 
@@ -131,5 +131,33 @@ async fn a_job_that_takes_all_memory_of_the_app_ends_among_the_dead_letters_with
     );
     redis.await_completed(0..3).await;
     assert_eq!(redis.count(&["LLEN", "jobqueue:dead_letter"]).await, 1, "nobody else is blamed");
+    space.delete().await;
+}
+
+#[tokio::test]
+async fn an_evicted_pod_gives_its_jobs_back_and_nothing_is_counted_against_them() {
+    let space = Namespace::create("evicted").await;
+    let worker = format!(
+        "{{concurrency: 3, drainTimeout: 1s, {LONG_HEARTBEAT}, handler: {{simulate: {{base: 15s}}}}}}"
+    );
+    space.queue("evicted", &format!("{{worker: {worker}, scaling: {{minReplicas: 1}}}}")).await;
+    space.await_condition("evicted", "WorkersAvailable", "True/Available: 1 of 1").await;
+    let redis = space.managed("evicted").await;
+    redis.push(LOW, 0..3).await;
+    redis.await_running(3).await;
+    let pod = space.workers("evicted").await.remove(0);
+    let eviction = json!({ "apiVersion": "policy/v1", "kind": "Eviction", "metadata": { "name": pod, "namespace": space.name } });
+    let path = format!("/api/v1/namespaces/{}/pods/{pod}/eviction", space.name);
+    patiently("the eviction", async || {
+        // Refused while the disruption budget has not heard that the pod is well.
+        run("kubectl", &["create", "--raw", &path, "-f", "-"], Some(&eviction.to_string())).await
+    })
+    .await;
+    redis.await_completed(0..3).await;
+    assert_eq!(redis.count(&["HGET", "jobqueue:counters", "reserved"]).await, 6, "each was begun twice");
+    for (id, job) in redis.completed_jobs().await {
+        assert_eq!((&job["retries"], &job["deaths"]), (&json!(0), &Value::Null), "{id}");
+    }
+    assert!(!space.workers("evicted").await.contains(&pod));
     space.delete().await;
 }

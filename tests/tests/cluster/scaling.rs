@@ -152,3 +152,85 @@ async fn an_unreadable_redis_changes_nothing_and_the_queue_says_so() {
     space.await_asked_for("unreadable", 0).await;
     space.delete().await;
 }
+
+#[tokio::test]
+async fn a_job_whose_backoff_is_over_wakes_a_queue_without_workers() {
+    let space = Namespace::create("woken").await;
+    let worker = "{handler: {simulate: {base: 100ms, failGlob: '/data/*'}}}";
+    let retry = "{maxRetries: 1, backoff: {base: 20s}}";
+    space
+        .queue("woken", &format!("{{worker: {worker}, retry: {retry}, scaling: {{scaleDownDelay: 1s}}}}"))
+        .await;
+    space.await_ready("woken").await;
+    let redis = space.managed("woken").await;
+    redis.push(LOW, 0..1).await;
+    // It has failed and waits for its next attempt; nobody is kept for that.
+    patiently("a delayed job and no workers", async || {
+        let delayed = redis.count(&["ZCARD", "jobqueue:delayed:low"]).await;
+        let workers = space.asked_for("woken").await;
+        if (delayed, workers) == (1, 0) { Ok(()) } else { Err((delayed, workers)) }
+    })
+    .await;
+    patiently("the end of its last attempt", async || {
+        match redis.count(&["LLEN", "jobqueue:dead_letter"]).await {
+            1 => Ok(()),
+            none => Err(none),
+        }
+    })
+    .await;
+    assert_eq!(redis.count(&["HGET", "jobqueue:counters", "reserved"]).await, 2, "it was tried twice");
+    space.await_asked_for("woken", 0).await;
+    space.delete().await;
+}
+
+#[tokio::test]
+async fn behind_an_open_breaker_nobody_is_started_but_one_who_tries() {
+    let space = Namespace::create("breaker").await;
+    let worker = "{handler: {simulate: {base: 10ms, failGlob: '/data/?.txt'}}}";
+    let breaker = "{minSamples: 5, cooldown: 5m}";
+    let scaling = "{backlogPerWorker: 10, scaleDownDelay: 5m}";
+    let retry = "{maxRetries: 0}";
+    space
+        .queue(
+            "breaker",
+            &format!("{{worker: {worker}, circuitBreaker: {breaker}, scaling: {scaling}, retry: {retry}}}"),
+        )
+        .await;
+    space.await_ready("breaker").await;
+    let redis = space.managed("breaker").await;
+    // Jobs 0 to 9 fail: one worker, whose breaker opens.
+    redis.push(LOW, 0..10).await;
+    patiently("an open breaker", async || {
+        let open = space.metric("jobqueue_breaker_open", "breaker").await;
+        if open > 0.5 { Ok(()) } else { Err(open) }
+    })
+    .await;
+    redis.push(LOW, 100..300).await;
+    patiently("the jobs that wait, as the operator sees them", async || {
+        let waiting = space.metric("queue_length", "breaker").await;
+        if waiting > 199.0 { Ok(()) } else { Err(waiting) }
+    })
+    .await;
+    assert_eq!(space.asked_for("breaker").await, 1);
+    // As it is for the next leader, who finds no workers to ask.
+    assert_eq!(redis.ask(&["GET", "jobqueue:breaker:low"]).await.as_deref(), Ok("open"));
+    space.delete().await;
+}
+
+#[tokio::test]
+async fn a_breaker_that_was_open_when_the_last_worker_went_gets_one_who_tries_first() {
+    let space = Namespace::create("probe").await;
+    space
+        .queue("probe", "{scaling: {backlogPerWorker: 10}, worker: {handler: {simulate: {base: 1s}}}}")
+        .await;
+    space.await_ready("probe").await;
+    let redis = space.managed("probe").await;
+    redis.ask(&["SET", "jobqueue:breaker:low", "open", "PX", "600000"]).await.expect("remembered");
+    redis.push(LOW, 0..50).await;
+    redis.await_completed(0..50).await;
+    let scaled = space.events("Scaled").await;
+    let first = "Scaled workers from 0 to 1: 50 jobs behind an open breaker, one worker to try it";
+    assert!(scaled.iter().any(|note| note == first), "{scaled:?}");
+    assert!(!scaled.iter().any(|note| note.starts_with("Scaled workers from 0 to 5")), "{scaled:?}");
+    space.delete().await;
+}
