@@ -1,5 +1,5 @@
 //! What the lanes of one process share.
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -63,7 +63,7 @@ pub struct Shared {
     /// Wakes lanes that have nothing to do: there is more than one of them can take.
     pub wake: Notify,
     /// One a lane: it has obeyed `quiet` and holds nothing.
-    pub drained: Vec<AtomicBool>,
+    pub drained: Mutex<Vec<bool>>,
     /// Knows why the handler died, where somebody can tell.
     pub coroner: Option<Coroner>,
     /// Wakes the heartbeat: its record has something to tell before its time.
@@ -76,6 +76,24 @@ impl Shared {
     /// The breaker of a queue.
     pub fn breaker(&self, queue: usize) -> std::sync::MutexGuard<'_, Breaker> {
         self.breakers[queue].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// There is a lane of this number, or will be: nobody is drained before it is.
+    pub fn expect_lane(&self, index: usize) {
+        let mut drained = self.drained.lock().unwrap_or_else(PoisonError::into_inner);
+        let lanes = drained.len().max(index + 1);
+        drained.resize(lanes, false);
+    }
+
+    /// A lane has obeyed `quiet` and holds nothing, or is at work: the process is ready for work accordingly.
+    pub fn lane_drained(&self, index: usize, is: bool) {
+        let mut drained = self.drained.lock().unwrap_or_else(PoisonError::into_inner);
+        let was = std::mem::replace(&mut drained[index], is);
+        if is && drained.iter().all(|lane| *lane) {
+            self.readiness.drained();
+        } else if was && !is {
+            self.readiness.resumed();
+        }
     }
 
     /// People want this process to take no more jobs.

@@ -1,13 +1,16 @@
 //! The worker on every kind of Redis: TLS, Sentinel, Cluster, shards. It is killed half-way, and nothing is lost.
 #![allow(clippy::unwrap_used, reason = "a panic is the report")]
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use e2e::engine::{CONSUMING, config, enqueue};
 use e2e::ledger::{ids, job};
+use e2e::proxy::Rule;
 use e2e::{
-    Behaviour, Cluster, Options, Recorder, RedisServer, Sentinel, Tls, Worker, WorkerOptions, eventually,
+    Behaviour, Cluster, Fault, Options, Proxy, Recorder, RedisServer, Sentinel, Tls, Worker, WorkerOptions,
+    eventually,
 };
 use jobqueue::engine::Engine;
 use serde_json::{Value, json};
@@ -140,6 +143,71 @@ async fn a_shard_that_alone_has_jobs_gets_most_slots_in_order_of_priority_and_le
     deployment.recorder.by_default(Behaviour::Succeed);
     deployment.recorder.release_all();
     deployment.completed(43).await;
+    worker.sigterm();
+    assert!(worker.wait_exit(SOON).await.success());
+}
+
+/// Whatever concerns this shard is answered as by a Cluster that has lost its node.
+fn away(proxy: &Proxy, shard: u16) -> Arc<Rule> {
+    let tag = format!("{{jobqueue:{shard}}}:");
+    let down = Fault::Answer(Bytes::from_static(b"-CLUSTERDOWN The cluster is down\r\n"));
+    proxy.on(down, 0, usize::MAX, move |command| command.iter().any(|word| word.starts_with(tag.as_bytes())))
+}
+
+#[tokio::test]
+async fn a_shard_that_is_away_at_the_start_keeps_nobody_from_the_others_whose_jobs_are_drained() {
+    for shard in [0, 1] {
+        let server = RedisServer::start(Options::default()).await;
+        let proxy = Proxy::start(server.addr()).await;
+        let rule = away(&proxy, shard);
+        let redis = json!({ "addr": proxy.addr().to_string() });
+        let deployment =
+            Deployment::new(json!({ "redis": redis, "worker": { "shards": 3, "pod_uid": "pod" } })).await;
+        deployment.recorder.by_default(Behaviour::Hold);
+        for (number, keys) in deployment.engine.shards.iter().enumerate() {
+            server.cli(&["LPUSH", &keys.queues[1].queue, &job(&format!("job-{number}")).to_string()]);
+        }
+        let mut worker = Worker::spawn(&deployment.options);
+        deployment.running(2).await;
+        worker.sigterm();
+        worker
+            .wait_for_log("Stopping: no new jobs, what runs may finish; signal again to stop at once")
+            .await;
+        assert_eq!(deployment.recorder.running().len(), 2, "they may finish");
+        deployment.recorder.release_all();
+        assert!(worker.wait_exit(SOON).await.success());
+        let completed = |keys: &jobqueue::keys::Keys| server.cli(&["LLEN", &keys.completed()]) == "1";
+        assert_eq!(deployment.engine.shards.iter().filter(|keys| completed(keys)).count(), 2);
+        rule.remove();
+        let _again = Worker::spawn(&deployment.options);
+        deployment.completed(3).await;
+    }
+}
+
+#[tokio::test]
+async fn what_the_layout_says_is_served_once_its_shard_is_back() {
+    let server = RedisServer::start(Options::default()).await;
+    let proxy = Proxy::start(server.addr()).await;
+    let rule = away(&proxy, 0);
+    let redis = json!({ "addr": proxy.addr().to_string() });
+    let deployment = Deployment::new(json!({ "redis": redis, "worker": { "shards": 2 } })).await;
+    deployment.recorder.by_default(Behaviour::Hold);
+    server.cli(&["SET", "{jobqueue:0}:layout", "v1 3 tagged"]);
+    for shard in 0..3 {
+        let queue = format!("{{jobqueue:{shard}}}:low_priority");
+        server.cli(&["LPUSH", &queue, &job(&format!("job-{shard}")).to_string()]);
+    }
+    let mut worker = Worker::spawn(&deployment.options);
+    deployment.running(1).await;
+    assert_eq!(deployment.recorder.running(), ["job-1"]);
+    rule.remove();
+    deployment.running(3).await;
+    deployment.recorder.release_all();
+    deployment.completed(2).await;
+    eventually(SOON, "the shard of the earlier layout", async || {
+        server.cli(&["LLEN", "{jobqueue:2}:completed"]) == "1"
+    })
+    .await;
     worker.sigterm();
     assert!(worker.wait_exit(SOON).await.success());
 }

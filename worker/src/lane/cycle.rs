@@ -1,6 +1,5 @@
 //! The cycle: says what finished, hears what is new. Decisions are made here, one script carries them out.
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -290,13 +289,8 @@ impl Lane {
             let (key, reason) = (refusal.key.as_str(), refusal.reason.as_str());
             tracing::error!(key, reason, "Redis refused a job, it stays where it is");
         }
-        let quiet_and_empty = !self.quiet.is_empty() && !self.holds_anything();
-        let was = self.shared.drained[self.index].swap(quiet_and_empty, Ordering::SeqCst);
-        if quiet_and_empty && self.shared.drained.iter().all(|lane| lane.load(Ordering::SeqCst)) {
-            self.shared.readiness.drained();
-        } else if was && !quiet_and_empty {
-            self.shared.readiness.resumed();
-        }
+        let is_drained = !self.quiet.is_empty() && !self.holds_anything();
+        self.shared.lane_drained(self.index, is_drained);
         if self.shared.slots.is_awaited() {
             permits.clear();
         }

@@ -2,7 +2,6 @@
 //! signal; then drains.
 use std::sync::Arc;
 use std::sync::Mutex;
-use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
@@ -11,7 +10,8 @@ use jobqueue::config::{self, Config, HandlerKind, Protocol, TypeHandler};
 use jobqueue::engine::{Engine, breaker_settings};
 use jobqueue::keys::Keys;
 use jobqueue::reaper::RESTARTED;
-use jobqueue::store::{Fenced, Registration};
+use jobqueue::store::{Fenced, Registration, Session, StoreError};
+use tokio::sync::{OnceCell, mpsc};
 use tokio::task::JoinSet;
 
 use super::{check_redis, write_layout};
@@ -57,88 +57,143 @@ pub async fn run_with(
 ) -> anyhow::Result<bool> {
     let mut engine = Engine::new(config);
     check_redis(&engine).await?;
-    let leftovers = write_layout(&engine, &shutdown_request).await?;
-    if !leftovers.is_empty() {
-        tracing::info!(
-            count = leftovers.len(),
-            "Serving the shards of an earlier layout until they are empty"
-        );
-    }
-    engine.shards.extend(leftovers);
-    let lanes = lane_count(config).max(engine.shards.len());
-    let shared = Arc::new(share(handler, config, &engine, around, lanes)?);
+    let (configured, asked) = (engine.clone(), shutdown_request.clone());
+    let mut layout = Box::pin(async move { write_layout(&configured, &asked).await });
+    // Its node may be away while those of other shards are not: they are served meanwhile.
+    let patience = if engine.shards.len() > 1 { engine.longest_backoff() } else { Duration::MAX };
+    let settled = tokio::time::timeout(patience, &mut layout).await.ok().transpose()?;
+    let mut is_settled = settled.is_some();
+    engine.shards.extend(told(settled.unwrap_or_default()));
+    let mut lanes = lane_count(config).max(engine.shards.len());
+    let (stop, stopping) = shutdown();
     let (all_closed, closed) = shutdown();
-    let mut background = JoinSet::new();
-    let mut open = JoinSet::new();
+    let mut process = Process {
+        shared: Arc::new(share(handler, config, &engine, around, lanes)?),
+        config: config.clone(),
+        engine: engine.clone(),
+        open: JoinSet::new(),
+        background: JoinSet::new(),
+        stopping,
+        closed,
+    };
     for (shard, keys) in engine.shards.iter().enumerate() {
-        tokio::select! {
-            fenced = fence_predecessors(&engine, keys, &shared.registration) => fenced?,
-            () = shutdown_request.requested() => return Ok(true),
-        }
-        let beats: Vec<Arc<Beat>> = (0..lanes)
-            .filter(|lane| lane % engine.shards.len() == shard)
-            .map(|_| Arc::new(Beat::new()))
-            .collect();
-        background.spawn(heartbeat::run(
-            Arc::clone(&shared),
-            beats.clone(),
-            engine.session(keys),
-            closed.clone(),
-        ));
-        background.spawn(upkeep::promote(engine.clone(), keys.clone(), shutdown_request.clone()));
-        if config.worker.reaper.enabled {
-            background.spawn(upkeep::reap(
-                engine.clone(),
-                keys.clone(),
-                config.clone(),
-                Arc::clone(&shared),
-                closed.clone(),
-            ));
-        }
-        for (at, beat) in beats.into_iter().enumerate() {
-            let index = shard + at * engine.shards.len();
-            let lane = keep_open(
-                Arc::clone(&shared),
-                engine.clone(),
-                keys.clone(),
-                (index, at == 0),
-                beat,
-                shutdown_request.clone(),
-            );
-            open.spawn(lane);
-        }
+        process.serve(keys, (0..lanes).filter(|lane| lane % engine.shards.len() == shard));
     }
-    if shared.presence.is_some() {
-        let session = engine.session(&engine.shards[0]);
-        background.spawn(presence::run(
-            Arc::clone(&shared),
-            session,
-            shutdown_request.clone(),
-            closed.clone(),
-        ));
-    }
-    background.spawn(upkeep::export_gauges(
-        engine.clone(),
-        config.clone(),
-        Arc::clone(&shared),
-        closed.clone(),
-    ));
-    let mut clean = true;
+    let found = process.look_after();
+    let (mut clean, mut failed) = (true, None);
     loop {
         tokio::select! {
-            end = open.join_next() => match end {
+            end = process.open.join_next() => match end {
                 Some(end) => clean &= end.context("a lane failed, see the log for the place")? == End::Drained,
                 None => break,
             },
             // Without its heartbeats a worker would lose its lanes one by one: better to end, and be started again.
-            Some(ended) = background.join_next() => ended.context("a task failed, see the log for the place")?,
+            Some(ended) = process.background.join_next() => ended.context("a task failed, see the log for the place")?,
+            () = shutdown_request.requested(), if !process.stopping.is_requested() => stop.stop(),
+            settled = &mut layout, if !is_settled && !process.stopping.is_requested() => {
+                is_settled = true;
+                match settled {
+                    Ok(leftovers) => for keys in told(leftovers) {
+                        process.serve(&keys, lanes..=lanes);
+                        lanes += 1;
+                        let _ = found.send(keys);
+                    },
+                    // Said when it ends: what runs by now is drained first.
+                    Err(error) => {
+                        failed = Some(error);
+                        stop.stop();
+                    }
+                }
+            }
         }
     }
-    shared.readiness.drained();
+    process.shared.readiness.drained();
     all_closed.stop();
-    let ended = async { while background.join_next().await.is_some() {} };
+    let ended = async { while process.background.join_next().await.is_some() {} };
     let _ = tokio::time::timeout(Duration::from_secs(1), ended).await;
-    Ok(clean)
+    failed.map_or(Ok(clean), Err)
+}
+
+/// Says which shards are served only until they are empty.
+fn told(leftovers: Vec<Keys>) -> Vec<Keys> {
+    if !leftovers.is_empty() {
+        let count = leftovers.len();
+        tracing::info!(count, "Serving the shards of an earlier layout until they are empty");
+    }
+    leftovers
+}
+
+/// The tasks of a worker. Each shard has its own: one whose node is away keeps nobody from the others.
+struct Process {
+    config: Config,
+    engine: Engine,
+    shared: Arc<Shared>,
+    /// The lanes.
+    open: JoinSet<End>,
+    /// Whatever they need beside them.
+    background: JoinSet<()>,
+    /// Lanes are to drain.
+    stopping: Shutdown,
+    /// They have.
+    closed: Shutdown,
+}
+
+impl Process {
+    /// Serves a shard with lanes of these numbers.
+    fn serve(&mut self, keys: &Keys, lanes: impl Iterator<Item = usize>) {
+        let lanes: Vec<_> = lanes.map(|index| (index, Arc::new(Beat::new()))).collect();
+        self.background.spawn(heartbeat::run(
+            Arc::clone(&self.shared),
+            lanes.iter().map(|(_, beat)| Arc::clone(beat)).collect(),
+            self.engine.session(keys),
+            self.closed.clone(),
+        ));
+        self.background.spawn(upkeep::promote(self.engine.clone(), keys.clone(), self.stopping.clone()));
+        if self.config.worker.reaper.enabled {
+            self.background.spawn(upkeep::reap(
+                self.engine.clone(),
+                keys.clone(),
+                self.config.clone(),
+                Arc::clone(&self.shared),
+                self.closed.clone(),
+            ));
+        }
+        let fenced = Arc::new(OnceCell::new());
+        for (at, (index, beat)) in lanes.into_iter().enumerate() {
+            self.shared.expect_lane(index);
+            self.open.spawn(keep_open(
+                Arc::clone(&self.shared),
+                self.engine.clone(),
+                keys.clone(),
+                (index, at == 0),
+                beat,
+                Arc::clone(&fenced),
+                self.stopping.clone(),
+            ));
+        }
+    }
+
+    /// What a process does once, whatever it serves; it is told of shards that are found later.
+    fn look_after(&mut self) -> mpsc::UnboundedSender<Keys> {
+        if self.shared.presence.is_some() {
+            let session = self.engine.session(&self.engine.shards[0]);
+            self.background.spawn(presence::run(
+                Arc::clone(&self.shared),
+                session,
+                self.stopping.clone(),
+                self.closed.clone(),
+            ));
+        }
+        let (tell, found) = mpsc::unbounded_channel();
+        self.background.spawn(upkeep::export_gauges(
+            self.engine.clone(),
+            self.config.clone(),
+            Arc::clone(&self.shared),
+            found,
+            self.closed.clone(),
+        ));
+        tell
+    }
 }
 
 /// `max(shards, ceil(count / 100))`, and two from 100 slots on: one settles while the other reserves. A multiple of
@@ -204,7 +259,7 @@ fn share(
         registration,
         readiness: around.readiness,
         wake: tokio::sync::Notify::new(),
-        drained: (0..lanes).map(|_| AtomicBool::new(false)).collect(),
+        drained: Mutex::default(),
         coroner,
         news: tokio::sync::watch::Sender::new(()),
         presence: (config.protocol == Protocol::Sidekiq)
@@ -274,32 +329,42 @@ fn keeps_results(config: &Config) -> bool {
 
 /// A container restarted in place has the same pod: whatever its predecessor held is certainly free. Without a
 /// pod's uid nothing is certain, and nothing is fenced.
-async fn fence_predecessors(engine: &Engine, keys: &Keys, me: &Registration) -> anyhow::Result<()> {
+async fn fence_predecessors(engine: &Engine, keys: &Keys, me: &Registration) {
     if me.pod_uid.is_empty() {
-        return Ok(());
+        return;
     }
     let mut session = engine.session(keys);
-    let fenced = session.persist(async |session| {
-        let (mut fenced, mut cursor) = (0, "0".to_owned());
-        loop {
-            let (next, lanes) = session.scan_lanes(false, &cursor, 100).await?;
-            for lane in lanes {
-                let Some(record) = session.lane(&lane).await? else { continue };
-                if record.pod_uid == me.pod_uid && record.started_ms < me.started_ms {
-                    fenced += usize::from(session.fence(&lane, true, RESTARTED).await? == Fenced::Fenced);
-                }
+    let fenced = loop {
+        match fence_earlier(&mut session, me).await {
+            Ok(fenced) => break fenced,
+            Err(error) => {
+                tracing::warn!(error = %error, "Could not look for this pod's earlier process, trying again");
+                let wait = if error.is_transient() { session.backoff() } else { engine.longest_backoff() };
+                tokio::time::sleep(wait).await;
             }
-            if next == "0" {
-                return Ok(fenced);
-            }
-            cursor = next;
         }
-    });
-    let fenced = fenced.await?;
+    };
     if fenced > 0 {
         tracing::warn!(count = fenced, reason = RESTARTED, "Fenced the lanes of this pod's earlier process");
     }
-    Ok(())
+}
+
+/// Fences every lane of the same pod and an earlier process; answers how many.
+async fn fence_earlier(session: &mut Session, me: &Registration) -> Result<usize, StoreError> {
+    let (mut fenced, mut cursor) = (0, "0".to_owned());
+    loop {
+        let (next, lanes) = session.scan_lanes(false, &cursor, 100).await?;
+        for lane in lanes {
+            let Some(record) = session.lane(&lane).await? else { continue };
+            if record.pod_uid == me.pod_uid && record.started_ms < me.started_ms {
+                fenced += usize::from(session.fence(&lane, true, RESTARTED).await? == Fenced::Fenced);
+            }
+        }
+        if next == "0" {
+            return Ok(fenced);
+        }
+        cursor = next;
+    }
 }
 
 /// One lane, opened again whenever its lease was lost.
@@ -309,8 +374,14 @@ async fn keep_open(
     keys: Keys,
     (index, parks): (usize, bool),
     beat: Arc<Beat>,
-    shutdown: Shutdown,
+    fenced: Arc<OnceCell<()>>,
+    mut shutdown: Shutdown,
 ) -> End {
+    // The first lane of its shard does it, the others wait for it.
+    tokio::select! {
+        () = fenced.get_or_init(|| fence_predecessors(&engine, &keys, &shared.registration)) => {}
+        () = shutdown.requested() => return End::Drained,
+    }
     let park_reply = shared.settings.park_timeout + Duration::from_secs(2);
     let mut session = engine.session(&keys);
     loop {

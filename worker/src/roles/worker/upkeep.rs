@@ -9,6 +9,7 @@ use jobqueue::keys::Keys;
 use jobqueue::promoter;
 use jobqueue::reaper::Reaper;
 use jobqueue::store::{Refusal, Session, StoreError};
+use tokio::sync::mpsc;
 
 use crate::metrics::{QueueReading, QueueSample};
 use crate::shared::Shared;
@@ -81,13 +82,23 @@ pub(super) async fn reap(engine: Engine, keys: Keys, config: Config, shared: Arc
     }
 }
 
-/// Queue-wide gauges come from one process only, so that a sum over all of them does not lie.
-pub(super) async fn export_gauges(engine: Engine, config: Config, shared: Arc<Shared>, stopped: Shutdown) {
+/// Queue-wide gauges come from one process only, so that a sum over all of them does not lie. `found` brings shards that
+/// are served since.
+pub(super) async fn export_gauges(
+    engine: Engine,
+    config: Config,
+    shared: Arc<Shared>,
+    mut found: mpsc::UnboundedReceiver<Keys>,
+    stopped: Shutdown,
+) {
     let mut sessions: Vec<Session> = engine.shards.iter().map(|keys| engine.session(keys)).collect();
     let side = engine.protocol.consuming_side();
     let me = shared.registration.process.clone();
     let mut trimmed_before = None;
     loop {
+        while let Ok(keys) = found.try_recv() {
+            sessions.push(engine.session(&keys));
+        }
         shared.metrics.worker_active((shared.slots.total() as usize).saturating_sub(shared.slots.free()));
         let mut trimmed = 0;
         let interval = config.observability.queue_sample_interval.get();
