@@ -148,3 +148,34 @@ pub fn returned(raw: Bytes, queue: &QueueKeys, consuming: Side) -> Decision {
     let effects = vec![Effect::Push { key: queue.queue.clone(), side: consuming, bytes: raw }];
     Decision { verdict: Verdict::Released, effects }
 }
+
+/// The same decision, but the job goes behind all others of its queue. For a probe that could not be carried out: as the
+/// next one out it would be the next probe as well, and if it is the job that makes its handler unavailable (a proxy
+/// answers 503 when what is behind it breaks), none of the others would ever run.
+pub fn behind_the_others(mut decision: Decision, queue: &QueueKeys, consuming: Side) -> Decision {
+    for effect in &mut decision.effects {
+        match effect {
+            Effect::Push { key, side, .. } if *key == queue.queue => *side = consuming.opposite(),
+            _ => {}
+        }
+    }
+    decision
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::keys::tests::naming;
+
+    #[test]
+    fn only_the_place_in_its_own_queue_changes_for_a_job_that_goes_behind_the_others() {
+        let queue = Keys::new(&naming(1, false), 0).queues[0].clone();
+        let push = |key: &str, side| Effect::Push { key: key.into(), side, bytes: Bytes::from_static(b"a") };
+        for consuming in [Side::Left, Side::Right] {
+            let effects = vec![push("elsewhere", consuming), push(&queue.queue, consuming)];
+            let decision = Decision { verdict: Verdict::Released, effects };
+            let expected = [push("elsewhere", consuming), push(&queue.queue, consuming.opposite())];
+            assert_eq!(behind_the_others(decision, &queue, consuming).effects, expected);
+        }
+    }
+}

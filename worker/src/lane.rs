@@ -171,6 +171,7 @@ impl Lane {
             }
             self.drain_if_asked();
             if self.deadline.is_some() {
+                self.held.iter_mut().flatten().for_each(|held| held.rests_until = None);
                 self.give_back_unstarted();
             }
             if self.past_deadline() {
@@ -278,11 +279,10 @@ impl Lane {
 
     fn until_next(&self) -> Duration {
         let tick = TICK.saturating_sub(self.cycled.elapsed());
-        match self.deadline {
-            Some(deadline) => tick.min(deadline.saturating_duration_since(Instant::now())),
-            None => tick,
-        }
-        .max(Duration::from_millis(1))
+        let rests = self.held.iter().flatten().filter_map(|held| held.rests_until);
+        let next = rests.chain(self.deadline).min();
+        let until = next.map_or(tick, |next| next.saturating_duration_since(Instant::now()));
+        tick.min(until).max(Duration::from_millis(1))
     }
 
     fn held_count(&self) -> usize {

@@ -202,6 +202,37 @@ async fn a_handler_that_is_not_there_costs_no_attempt_and_opens_the_breaker() {
 }
 
 #[tokio::test]
+async fn a_job_that_its_handler_never_takes_does_not_keep_the_others_of_its_queue() {
+    let mut scene = Scene::start().await;
+    scene.recorder.behave("refused", std::iter::repeat_n(Behaviour::Unavailable, 1_000));
+    let options = scene
+        .options()
+        .env("WORKER_COUNT", 1)
+        .env("CIRCUIT_BREAKER_MIN_SAMPLES", 2)
+        .env("CIRCUIT_BREAKER_COOLDOWN_PERIOD", "200ms");
+    let _worker = Worker::spawn(&options);
+    scene.ledger.enqueue(LOW, &["refused".to_owned(), "next".to_owned(), "last".to_owned()]).await;
+    let places = scene.ledger.until_completed(SOON, 2).await;
+    assert_eq!(places.dead.len(), 0, "and it costs no attempt");
+    assert_eq!(scene.recorder.starts("next") + scene.recorder.starts("last"), 2);
+}
+
+#[tokio::test]
+async fn a_job_that_its_handler_gives_back_is_not_run_again_at_once() {
+    let mut scene = Scene::start().await;
+    let given_back = Behaviour::Answer(200, json!({ "interrupted": true }));
+    scene.recorder.behave("job-1", [given_back.clone(), given_back]);
+    let _worker = Worker::spawn(&scene.options());
+    scene.ledger.enqueue(LOW, &ids("job", 1)).await;
+    scene.ledger.until_completed(SOON, 1).await;
+    let runs = scene.recorder.runs();
+    let gaps: Vec<_> = runs.windows(2).map(|pair| pair[1].started - pair[0].started).collect();
+    assert!(gaps.iter().all(|gap| *gap >= Duration::from_millis(980)), "{gaps:?}");
+    assert_eq!(runs.len(), 3);
+    assert_eq!(runs[2].job(), job("job-1"), "nothing is held against it");
+}
+
+#[tokio::test]
 async fn a_handler_that_dies_over_a_job_makes_it_a_suspect_not_a_failure() {
     let mut scene = Scene::start().await;
     scene.recorder.behave("job-1", [Behaviour::HangUp, Behaviour::Hold]);

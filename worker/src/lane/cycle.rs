@@ -8,7 +8,7 @@ use jobqueue::effects::{Decision, Verdict};
 use jobqueue::fetch;
 use jobqueue::outcome::Outcome;
 use jobqueue::protocol::files::COMPLETED_ENTRY_MAX;
-use jobqueue::protocol::{Interruption, returned};
+use jobqueue::protocol::{Interruption, behind_the_others, returned};
 use jobqueue::store::{Cycle, Cycled, PAGE_BYTES, QueueAsk, Returned, Settlement, Status, digest};
 
 use super::held::{Held, Phase, Planned, forget, given, millis, oldest_job, one_of};
@@ -145,6 +145,7 @@ impl Lane {
                 due -= 1;
                 // What was refused is said again, but its time was counted the first time.
                 let first = held.refused.take().is_none();
+                held.rests_until = None;
                 // Only what is put into a sorted set needs a name of its own there.
                 let unique = match &held.phase {
                     Phase::Finished(_, Outcome::Done, _) => String::new(),
@@ -163,7 +164,13 @@ impl Lane {
                                 None => protocol.interrupted(&held.raw, &keys, how, now_ms),
                             }
                         } else {
-                            protocol.settle(job, outcome, &keys, now_ms, &unique)
+                            let decision = protocol.settle(job, outcome, &keys, now_ms, &unique);
+                            match outcome {
+                                Outcome::HandlerUnavailable(_) if held.probe => {
+                                    behind_the_others(decision, &keys, protocol.consuming_side())
+                                }
+                                _ => decision,
+                            }
                         }
                     }
                     Phase::Rejected(why) => protocol.reject(&held.raw, why, &keys, now_ms),
@@ -381,6 +388,7 @@ impl Lane {
             admitted: false,
             probe: false,
             refused: None,
+            rests_until: None,
             adopting: None,
         };
         self.held[queue].push(held);

@@ -25,6 +25,8 @@ pub(super) struct Held {
     /// The job that tells whether a half-open breaker closes.
     pub(super) probe: bool,
     pub(super) refused: Option<Instant>,
+    /// Its handler gave it back: it keeps its slot until then, and so nobody runs it again at once.
+    pub(super) rests_until: Option<Instant>,
     /// A parked fetch brought it (true: from the suspects), and no cycle has moved it to the held list yet.
     pub(super) adopting: Option<bool>,
 }
@@ -61,6 +63,7 @@ impl Held {
     pub(super) fn is_settleable(&self) -> bool {
         matches!(self.phase, Phase::Finished(..) | Phase::Rejected(_) | Phase::Decided(_))
             && self.is_not_refused()
+            && self.rests_until.is_none_or(|until| Instant::now() >= until)
     }
 
     /// It has to be read before anything can become of it.
@@ -162,6 +165,7 @@ mod tests {
             admitted: false,
             probe: false,
             refused: None,
+            rests_until: None,
             adopting: None,
         }
     }

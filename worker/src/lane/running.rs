@@ -9,7 +9,7 @@ use jobqueue::job::{Job, NotAJob};
 use jobqueue::outcome::{Failure, Outcome, Reason};
 
 use super::held::{Held, Phase, given, millis};
-use super::{Event, Lane};
+use super::{Event, Lane, TICK};
 use crate::failpoint;
 use crate::handler::Call;
 use crate::shared::Shared;
@@ -35,6 +35,7 @@ impl Lane {
             admitted: false,
             probe,
             refused: None,
+            rests_until: None,
             adopting: None,
         });
         // What is only named is opened later, with all that came at the same time.
@@ -169,6 +170,10 @@ impl Lane {
             Some(ok) => self.shared.sampled(queue, ok, held.probe),
             None if held.probe => self.shared.breaker(queue).abandoned(),
             None => {}
+        }
+        // It goes back uncounted: without a pause it would be run again and again, as fast as it can be said.
+        if matches!(outcome, Outcome::HandlerUnavailable(_) | Outcome::Released) {
+            held.rests_until = Some(Instant::now() + TICK);
         }
         let failure = failure(&outcome);
         if let Some(reason) = failure {
