@@ -75,16 +75,23 @@ impl Held {
         self.refused.is_none_or(|at| at.elapsed() >= TICK)
     }
 
-    /// About how many bytes it takes to say what becomes of it. A job that stands apart from its list is said twice, as
-    /// it was and as it becomes; of others the list's own bytes are enough.
+    /// About how many bytes it takes to say what becomes of it. A job is said twice, as it was and as it becomes; of one
+    /// that is done and does not stand apart from its list, the list's own bytes are enough.
     pub(super) fn weight(&self, apart: bool) -> usize {
         let more = match &self.phase {
             Phase::Finished(job, outcome, _) if apart => {
                 let result = if let Outcome::DoneWith(result) = outcome { result.len() } else { 0 };
                 2 * job.raw.len() + result
             }
+            Phase::Finished(_, Outcome::Done | Outcome::DoneWith(_) | Outcome::Discard(_), _)
+            | Phase::Closed
+            | Phase::Waiting(..)
+            | Phase::Admitted(_)
+            | Phase::Running(..)
+            | Phase::Outdated(..) => 0,
+            Phase::Finished(job, ..) => job.raw.len(),
+            Phase::Rejected(_) => self.raw.len(),
             Phase::Decided(decision) => decision.effects.iter().map(Effect::size).sum(),
-            _ => 0,
         };
         self.raw.len() + more
     }
@@ -148,6 +155,7 @@ pub(super) fn millis(time: Duration) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use jobqueue::outcome::{Failure, Reason};
     use proptest::prelude::*;
 
     use super::*;
@@ -168,6 +176,21 @@ mod tests {
             rests_until: None,
             adopting: None,
         }
+    }
+
+    #[test]
+    fn a_job_that_goes_on_elsewhere_weighs_what_is_said_of_it_and_what_becomes_of_it() {
+        let raw = Bytes::from(vec![b'x'; 4096]);
+        let mut job = held(1, raw.clone());
+        assert_eq!(job.weight(false), 4096, "done: its bytes are in the list");
+        let Phase::Finished(body, ..) = &job.phase else { panic!("finished") };
+        let body = Arc::clone(body);
+        let failed = Outcome::Failed(Failure::new(Reason::Handler, "no"));
+        job.phase = Phase::Finished(Arc::clone(&body), failed, Duration::ZERO);
+        assert_eq!(job.weight(false), 2 * 4096, "retried: 200 of them are no page of 1 MiB");
+        assert_eq!(job.weight(true), 3 * 4096);
+        job.phase = Phase::Rejected(NotAJob::NoData);
+        assert_eq!(job.weight(false), 2 * 4096);
     }
 
     proptest! {

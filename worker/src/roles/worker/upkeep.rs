@@ -136,7 +136,11 @@ pub(super) async fn export_gauges(
             Ok::<_, StoreError>(Some(sample))
         };
         match sampled.await {
-            Ok(None) => shared.metrics.export_queue_gauges(None),
+            Ok(None) => {
+                shared.metrics.export_queue_gauges(None);
+                // Whoever exports them now counts what is trimmed meanwhile.
+                trimmed_before = None;
+            }
             Ok(sample) => {
                 shared.metrics.export_queue_gauges(sample);
                 let before = trimmed_before.replace(trimmed).unwrap_or(trimmed);
