@@ -89,6 +89,8 @@ pub struct Lane {
     quiet: String,
     /// More may be waiting than the last cycle could take.
     hungry: bool,
+    /// One a queue: so many of its jobs are refused that no more are taken.
+    stuck: Vec<bool>,
     alone: Option<u64>,
     cycled: Instant,
     shutdown: Shutdown,
@@ -133,7 +135,8 @@ impl Lane {
                 sender.clone(),
             ));
         }
-        let held = session.keys.queues.iter().map(|_| Vec::new()).collect();
+        let held: Vec<_> = session.keys.queues.iter().map(|_| Vec::new()).collect();
+        let stuck = vec![false; held.len()];
         tracing::info!(worker_id = handle.id, "Opened a lane");
         Ok(Self {
             shared,
@@ -151,6 +154,7 @@ impl Lane {
             paused: false,
             quiet: String::new(),
             hungry: true,
+            stuck,
             alone: None,
             cycled: Instant::now(),
             shutdown,
@@ -242,6 +246,7 @@ impl Lane {
     /// A queue whose breaker is not closed is asked by cycles only, for one job at most; a paused one not at all.
     fn serves(&self, queue: usize) -> bool {
         !self.shared.is_paused(queue)
+            && !self.stuck[queue]
             && self.shared.breaker(queue).state(Instant::now()) == breaker::State::Closed
     }
 
@@ -274,7 +279,7 @@ impl Lane {
             None if self.parks.is_empty() => Beyond::Nothing,
             None => Beyond::One,
         };
-        slots::room(self.shared.slots.free(), self.held_count(), share, beyond)
+        slots::room(self.shared.slots.free(), self.occupied(), share, beyond)
     }
 
     fn until_next(&self) -> Duration {
@@ -287,6 +292,12 @@ impl Lane {
 
     fn held_count(&self) -> usize {
         self.held.iter().map(Vec::len).sum()
+    }
+
+    /// Jobs that have a slot or wait for theirs: one whose settlement was refused has given its slot back.
+    fn occupied(&self) -> usize {
+        let occupies = |held: &&Held| held.permit.is_some() || matches!(held.phase, Phase::Waiting(..));
+        self.held.iter().flatten().filter(occupies).count()
     }
 
     fn dropped(&mut self, queue: usize, held: &Held) {

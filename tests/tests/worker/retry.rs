@@ -81,6 +81,40 @@ async fn a_settlement_that_is_refused_and_said_again_counts_its_time_once() {
 }
 
 #[tokio::test]
+async fn what_redis_refuses_to_bury_stops_its_own_queue_only() {
+    let mut scene = Scene::start().await;
+    scene.ledger.command::<()>(&["SET", DEAD, "oops"]).await;
+    let kill = Behaviour::Answer(200, json!({ "kill": true }));
+    let dying = ids("dying", 9);
+    for id in &dying {
+        scene.recorder.behave(id, [kill.clone()]);
+    }
+    let worker = Worker::spawn(&scene.options().env("WORKER_COUNT", 2));
+    scene.ledger.enqueue(LOW, &dying).await;
+    let said = worker.wait_for_log("Takes no more jobs of a queue: Redis refuses what becomes of them").await;
+    assert_eq!((&said["queue"], &said["count"]), (&json!("low"), &json!(2)));
+    scene.ledger.enqueue(HIGH, &ids("healthy", 5)).await;
+    // A suspect that needs every slot there is.
+    let mut suspect = job("suspect");
+    suspect["deaths"] = json!(9);
+    scene.ledger.push(HIGH, &[suspect.to_string()]).await;
+    eventually(SOON, "the healthy ones and the suspect", async || {
+        let completed: usize = scene.ledger.command(&["LLEN", COMPLETED]).await;
+        if completed == 6 { Ok(()) } else { Err(completed) }
+    })
+    .await;
+    let started = dying.iter().filter(|id| scene.recorder.starts(id) > 0).count();
+    assert!(
+        started <= 5,
+        "{started}: all but one of its slots refused, all running, and all reserved meanwhile"
+    );
+    scene.ledger.command::<()>(&["DEL", DEAD]).await;
+    let places = scene.ledger.until(SOON, "the dead letters", |places| places.dead.len() == 9).await;
+    assert_eq!(places.counts(), [0, 0, 0, 0, 6, 9]);
+    assert!(dying.iter().all(|id| scene.recorder.starts(id) == 1), "each ran once");
+}
+
+#[tokio::test]
 async fn a_job_that_waits_for_its_next_attempt_takes_no_slot() {
     let mut scene = Scene::start().await;
     scene.recorder.behave("fails", [Behaviour::Fail("once".into())]);

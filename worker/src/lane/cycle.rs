@@ -84,8 +84,9 @@ impl Lane {
         Ok(())
     }
 
-    /// How many settlements the next call carries: what it says is bounded by bytes as its answer is. One always goes.
-    fn due(&self) -> usize {
+    /// How many settlements the next call carries, and how many of them give a slot back: what it says is bounded by bytes
+    /// as its answer is. One always goes.
+    fn due(&self) -> (usize, usize) {
         let apart = self.shared.protocol.records().is_some();
         let mut bytes = 0;
         let fits = |held: &&Held| {
@@ -93,7 +94,8 @@ impl Lane {
             bytes += held.weight(apart);
             first || bytes <= PAGE_BYTES
         };
-        self.held.iter().flatten().filter(|held| held.is_settleable()).take_while(fits).count()
+        let due = self.held.iter().flatten().filter(|held| held.is_settleable()).take_while(fits);
+        due.fold((0, 0), |(due, slots), held| (due + 1, slots + usize::from(held.permit.is_some())))
     }
 
     /// What to say: decisions are made here, and carried out by one script.
@@ -102,10 +104,10 @@ impl Lane {
         let now_ms = self.session.now_ms();
         // In the order in which the script adopts them: the queue's first, then its suspects'.
         self.held.iter_mut().for_each(|held| held.sort_by_key(|held| held.adopting));
-        let mut due = self.due();
+        let (mut due, given_back) = self.due();
         // A slot whose job is settled by this call is free for the next in the same call.
         let room = if self.may_reserve() && !self.shared.slots.is_awaited() {
-            free + slots::again(due, self.held_count(), free, self.shared.settings.share)
+            free + slots::again(given_back, self.occupied(), free, self.shared.settings.share)
         } else {
             free
         };
@@ -122,7 +124,8 @@ impl Lane {
             let mut ask = QueueAsk { expected: self.held[queue].len(), ..QueueAsk::default() };
             let mut breaker = self.shared.breaker(queue);
             let before = breaker.state(now);
-            ask.limit = if self.shared.is_paused(queue) { 0 } else { breaker.allows(room, now) };
+            let waits = self.shared.is_paused(queue) || self.stuck[queue];
+            ask.limit = if waits { 0 } else { breaker.allows(room, now) };
             ask.suspects = ask.limit.min(1);
             let probes = before == breaker::State::HalfOpen && ask.limit > 0;
             if probes {
@@ -283,7 +286,16 @@ impl Lane {
                     tracing::warn!(worker_id = self.handle.id, queue, "A finished job was not held any more");
                     self.dropped(planned.queue, &held);
                 }
-                Status::Refused => self.held[planned.queue][at].refused = Some(Instant::now()),
+                Status::Refused => {
+                    let held = &mut self.held[planned.queue][at];
+                    held.refused = Some(Instant::now());
+                    // It has run: it needs no slot any more, and other queues, or a suspect that waits for all of them, do.
+                    permits.extend(held.permit.take());
+                    // Nor is it alone any more.
+                    if self.alone == Some(planned.key) {
+                        self.alone = None;
+                    }
+                }
                 Status::Changed => {
                     let held = &mut self.held[planned.queue][at];
                     if let Phase::Finished(job, outcome, _) = &held.phase {
@@ -296,12 +308,42 @@ impl Lane {
             let (key, reason) = (refusal.key.as_str(), refusal.reason.as_str());
             tracing::error!(key, reason, "Redis refused a job, it stays where it is");
         }
+        self.tell_stuck();
         let is_drained = !self.quiet.is_empty() && !self.holds_anything();
         self.shared.lane_drained(self.index, is_drained);
         if self.shared.slots.is_awaited() {
             permits.clear();
         }
         permits
+    }
+
+    /// So many jobs of a queue are refused that no more are taken from it until they are settled. The bound is one for each
+    /// slot of the lane's: they are said again every second, and all of them have to be remembered.
+    fn is_stuck(&self, queue: usize) -> bool {
+        let refused = self.held[queue].iter().filter(|held| held.refused.is_some()).count();
+        refused >= self.shared.settings.share
+    }
+
+    /// Says when a queue comes to a standstill, and when it goes on.
+    fn tell_stuck(&mut self) {
+        for queue in 0..self.held.len() {
+            let is = self.is_stuck(queue);
+            if std::mem::replace(&mut self.stuck[queue], is) == is {
+                continue;
+            }
+            let (worker_id, queue) = (&self.handle.id, &**self.shared.queue_metrics[queue].name());
+            if is {
+                tracing::error!(
+                    worker_id,
+                    queue,
+                    count = self.shared.settings.share,
+                    "Takes no more jobs of a queue: Redis refuses what becomes of them"
+                );
+            } else {
+                tracing::info!(worker_id, queue, "Takes jobs of the queue again");
+                self.hungry = true;
+            }
+        }
     }
 
     /// A job was settled: counts it, and says so.
@@ -317,7 +359,8 @@ impl Lane {
             Verdict::Retried => metrics.jobs_retried(1),
             Verdict::Dead(reason) => {
                 // A run that failed was counted when it ended; one that was interrupted too often, or never began, was not.
-                let counted = matches!(&held.phase, Phase::Finished(_, outcome, _) if failure(outcome).is_some());
+                let counted =
+                    matches!(&held.phase, Phase::Finished(_, outcome, _) if failure(outcome).is_some());
                 if !counted {
                     metrics.jobs_failed(reason, 1);
                 }

@@ -18,7 +18,8 @@ pub(super) struct Held {
     pub(super) raw: Bytes,
     pub(super) reserved: Instant,
     pub(super) phase: Phase,
-    /// Kept until the job is settled, not only finished: whoever has all slots is alone in the lists too.
+    /// Kept until the job is settled, not only finished: whoever has all slots is alone in the lists too. Given back when
+    /// Redis refuses the settlement, for that may last.
     pub(super) permit: Option<Permit>,
     /// It has as many slots as it needs, and has waited for them if they are more than one.
     pub(super) admitted: bool,
