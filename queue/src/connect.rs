@@ -23,7 +23,7 @@ use guides::Guides;
 use meter::Metered;
 pub use reach::{Bounds, Reach};
 
-/// The oldest Redis whose commands we use (`LMOVE`, `RPOP` with a count, `LPOS`).
+/// The oldest Redis whose commands we use (`BLMOVE`, `LPOS`).
 pub const OLDEST_REDIS: (u64, u64) = (6, 2);
 
 /// Where Redis is.

@@ -127,7 +127,7 @@ fn a_port_that_is_taken_is_named() {
 }
 
 #[test]
-fn the_api_role_says_that_it_is_not_there_yet() {
+fn the_api_role_says_that_it_serves_protocol_async_only() {
     let (code, _, stderr) = run(&["--role=api"]);
     assert_eq!(code, Some(2));
     assert!(stderr.contains("--role=api serves protocol async"), "{stderr}");
