@@ -90,7 +90,7 @@ mod tests {
         assert_eq!(slot_of("123456789"), 12739, "the published check value of the CRC");
         assert_eq!(slot_of("{jobqueue:1}:lanes"), slot_of("{jobqueue:1}:high_priority"));
         assert_ne!(slot_of("{jobqueue:1}:lanes"), slot_of("{jobqueue:2}:lanes"));
-        assert_eq!(slot_of("{}a"), slot_of("{}a"), "an empty tag is no tag");
+        assert_ne!(slot_of("{}a"), slot_of("{}b"), "an empty tag is no tag");
     }
 
     #[test]

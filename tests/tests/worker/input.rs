@@ -254,11 +254,8 @@ async fn password_changed_while_running() {
     worker.wait_for_log("Opened a lane").await;
     scene.ledger.command::<()>(&["CONFIG", "SET", "requirepass", "second"]).await;
     scene.ledger.command::<()>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]).await;
-    let said = worker.wait_for_log("Could not settle, trying again").await;
-    assert!(
-        text(&said["error"]).contains("credentials") || text(&said["error"]).contains("answer"),
-        "{said}"
-    );
+    let refused = |entry: &Value| text(&entry["error"]).contains("refused the credentials");
+    worker.wait_for_log_where("Could not settle, trying again", refused).await;
     std::fs::write(&file, "second\n").unwrap();
     scene.ledger.enqueue(LOW, &ids("job", 3)).await;
     scene.ledger.until_completed(SOON, 3).await;

@@ -149,7 +149,6 @@ macro_rules! metrics {
 }
 
 metrics! {
-    jobs_produced_total: "jobs_produced_total" [("queue", "high")] => |n| n == 0.0;
     jobs_consumed_total: "jobs_consumed_total" [("queue", "low")] => |n| n >= 9.0;
     jobs_completed_total: "jobs_completed_total" [("queue", "low")] => |n| n == 5.0;
     jobs_failed_total: "jobs_failed_total" [("queue", "low"), ("reason", "handler")] => |n| n == 3.0;
@@ -163,7 +162,6 @@ metrics! {
     job_processing_duration_seconds: "job_processing_duration_seconds_count" [("queue", "low")] => |n| n >= 8.0;
     job_wait_seconds: "job_wait_seconds_count" [("queue", "low")] => |n| n >= 8.0;
     queue_length: "queue_length" [("queue", "low")] => |n| n == 0.0;
-    queue_oldest_age_seconds: "queue_oldest_age_seconds" [("queue", "low")] => |n| n >= 0.0;
     circuit_breaker_state: "circuit_breaker_state" [("queue", "low")] => |n| n == 0.0;
     worker_active: "worker_active" [] => |n| n >= 1.0;
     worker_slots: "worker_slots" [] => |n| n == 16.0;
@@ -277,6 +275,47 @@ async fn only_one_process_exports_the_gauges_of_the_queues() {
         ];
         let one = lengths.iter().flatten().copied().collect::<Vec<_>>() == [7.0];
         if one { Ok(()) } else { Err(lengths) }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn queue_oldest_age_seconds() {
+    let server = RedisServer::start(Options::default()).await;
+    let mut ledger = Ledger::of(&server).await;
+    let options =
+        WorkerOptions::new("worker").redis(server.addr()).env("OBSERVABILITY_QUEUE_SAMPLE_INTERVAL", "100ms");
+    ledger.command::<()>(&["SET", "jobqueue:paused", "1"]).await;
+    let made = jiff::Timestamp::now() - jiff::SignedDuration::from_secs(1_000);
+    let mut old = job("old");
+    old["creation_time"] = json!(made.to_string());
+    ledger.push(LOW, &[old.to_string()]).await;
+    let worker = Worker::spawn(&options);
+    eventually(SOON, "the age of the job", async || {
+        let age = worker.metric("queue_oldest_age_seconds", &[("queue", "low")]).await;
+        if age.is_some_and(|age| (1_000.0..2_000.0).contains(&age)) { Ok(()) } else { Err(age) }
+    })
+    .await;
+    assert_eq!(worker.metric("queue_oldest_age_seconds", &[("queue", "high")]).await, Some(0.0));
+}
+
+#[tokio::test]
+async fn jobs_produced_total() {
+    let server = RedisServer::start(Options::default()).await;
+    let inbox = server.dir().join("inbox");
+    std::fs::create_dir(&inbox).unwrap();
+    for name in ["a.txt", "b.txt", "urgent.pdf"] {
+        std::fs::write(inbox.join(name), "content").unwrap();
+    }
+    let options = WorkerOptions::new("producer")
+        .redis(server.addr())
+        .env("PRODUCER_SCAN_DIR", inbox.display())
+        .env("PRODUCER_RESCAN_INTERVAL", "50ms");
+    let producer = Worker::spawn(&options);
+    let figure = async |queue: &str| producer.metric("jobs_produced_total", &[("queue", queue)]).await;
+    eventually(SOON, "the figures", async || {
+        let figures = (figure("high").await, figure("low").await);
+        if figures == (Some(1.0), Some(2.0)) { Ok(()) } else { Err(figures) }
     })
     .await;
 }
