@@ -19,7 +19,9 @@ use jobqueue::effects::{Effect, Side, Verdict};
 use jobqueue::outcome::Outcome;
 use jobqueue::promoter;
 use jobqueue::reaper::Reaped;
-use jobqueue::store::{Cycled, Fenced, PageKind, Parked, Session, Settlement, Status, StoreError, Turn};
+use jobqueue::store::{
+    Cycled, Fenced, PageKind, Parked, Registration, Session, Settlement, Span, Status, StoreError, Turn,
+};
 use redis::AsyncCommands as _;
 use serde_json::json;
 
@@ -295,8 +297,8 @@ mod denied {
         let prefix = e2e::engine::fresh_prefix();
         let mut bench = Bench::on(shared_server().await, json!({ "key_prefix": prefix })).await;
         bench.push(&bench.high().queue, &["a"].map(job)).await;
-        for command in ["rpush", "lrange", "lrem", "lset", "ltrim", "rpop", "lpop", "zadd", "hincrby", "set"]
-        {
+        let tried = "rpush lrange lrem lset ltrim rpop lpop unlink zadd zcard hincrby hmget set pttl";
+        for command in tried.split(' ') {
             let mut session = session_as(&mut bench, &prefix, &["~*", "+@all", &format!("-{command}")]).await;
             let error = session.register(&registration(60_000)).await.unwrap_err();
             let denied = format!("command {}", command.to_uppercase());
@@ -304,6 +306,18 @@ mod denied {
             session_as(&mut bench, &prefix, &["reset"]).await;
         }
         bench.assert_conserved(&["a"]).await;
+    }
+
+    #[tokio::test]
+    async fn a_user_that_may_not_park_a_fetch_or_unblock_it_opens_no_lane() {
+        let prefix = e2e::engine::fresh_prefix();
+        let mut bench = Bench::on(shared_server().await, json!({ "key_prefix": prefix })).await;
+        for command in ["client|unblock", "blmove"] {
+            let mut session = session_as(&mut bench, &prefix, &["~*", "+@all", &format!("-{command}")]).await;
+            let error = session.register(&registration(60_000)).await.unwrap_err();
+            assert!(matches!(&error, StoreError::Denied { what } if what.contains(command)), "{error}");
+            session_as(&mut bench, &prefix, &["reset"]).await;
+        }
     }
 
     #[tokio::test]
@@ -585,6 +599,34 @@ mod lost_replies {
     }
 
     #[tokio::test]
+    async fn behind_a_rescue_do_not_make_it_untold() {
+        let mut cut = cut().await;
+        cut.safe.push(&cut.safe.high().queue, &["a", "b"].map(job)).await;
+        let mut lane = cut.safe.lane().await;
+        lane.reserve(2).await;
+        cut.safe.session().fence(&lane.handle.id, true, "heartbeat").await.unwrap();
+        let rule = cut.proxy.drop_reply_once(|command| command[0].eq_ignore_ascii_case(b"SCAN"));
+        let mut reaper = cut.bench.reaper(SHORT);
+        assert!(is_lost(reaper.pass().await));
+        assert_eq!(rule.hits(), 1);
+        assert_eq!(cut.safe.ids(&cut.safe.high().suspects).await.len(), 2, "they were moved");
+        let told = reaper.pass().await.unwrap().moved;
+        assert_eq!(told, vec![("high".to_owned(), Verdict::Suspected); 2]);
+        assert_eq!(reaper.pass().await.unwrap().moved, [], "once");
+    }
+
+    #[tokio::test]
+    async fn of_a_number_leave_a_gap_and_no_lane() {
+        let mut cut = cut().await;
+        let rule = cut.lose("number").await;
+        let mut session = cut.bench.session();
+        assert!(is_lost(session.register(&registration(60_000)).await));
+        assert_eq!(rule.hits(), 1);
+        assert_eq!(session.register(&registration(60_000)).await.unwrap().id, "host-1-2");
+        assert_eq!(cut.safe.session().lanes(0, 9).await.unwrap(), ["host-1-2"]);
+    }
+
+    #[tokio::test]
     async fn of_an_orphans_rescue_leave_it_to_the_next_pass() {
         let mut cut = cut().await;
         let orphan = cut.safe.keys.lists("host-1-1")[0].held.clone();
@@ -668,6 +710,47 @@ mod lost_replies {
     }
 
     #[tokio::test]
+    async fn of_a_sorted_look_are_looked_at_again() {
+        let mut cut = cut().await;
+        let set = cut.safe.high().delayed;
+        cut.safe.redis.zadd::<_, _, _, ()>(&set, "u|a", 1).await.unwrap();
+        let (mut session, span) = (cut.bench.session(), Span::up());
+        cut.lose("scored").await;
+        assert!(is_lost(session.scored(&set, &span, 9).await));
+        assert_eq!(session.scored(&set, &span, 9).await.unwrap().length, 1);
+    }
+
+    #[tokio::test]
+    async fn of_claims_are_asked_for_again_and_mean_the_same() {
+        let mut cut = cut().await;
+        let (mut session, key) = (cut.bench.session(), cut.safe.high().queue);
+        cut.lose("own").await;
+        assert!(is_lost(session.own(&key, "me", None).await));
+        assert_eq!(session.own(&key, "me", None).await.unwrap(), "me");
+        assert_eq!(session.own(&key, "you", None).await.unwrap(), "me");
+        cut.lose("disown").await;
+        assert!(is_lost(session.disown(&key, "me").await));
+        assert!(!session.disown(&key, "me").await.unwrap(), "it is nobody's by now");
+        assert_eq!(session.own(&key, "you", None).await.unwrap(), "you");
+    }
+
+    #[tokio::test]
+    async fn of_a_look_at_the_drained_leave_them_drained() {
+        let mut cut = cut().await;
+        let who = Registration { control: "pod".into(), pod_uid: "pod".into(), ..registration(600_000) };
+        let mut lane = cut.bench.lane_of(who).await;
+        let hour = Duration::from_secs(3600);
+        cut.safe.session().quiet("pod", "G1", hour).await.unwrap();
+        let mut cycle = lane.next();
+        cycle.quiet = "G1".into();
+        lane.cycle(&cycle).await;
+        let (mut session, told) = (cut.bench.session(), [("pod".to_owned(), "G1".to_owned())]);
+        cut.lose("drained").await;
+        assert!(is_lost(session.drained(&told, hour).await));
+        assert_eq!(session.drained(&told, hour).await.unwrap(), [true]);
+    }
+
+    #[tokio::test]
     async fn of_a_parked_fetch_leave_a_job_that_the_next_look_finds() {
         let mut cut = cut().await;
         cut.safe.push(&cut.safe.high().queue, &["a", "b"].map(job)).await;
@@ -681,6 +764,41 @@ mod lost_replies {
         cycle.queues[0].parked = Parked::Look;
         assert_eq!(ids(&lane.cycle(&cycle).await.queues[0].jobs), ["a", "b"]);
         cut.safe.assert_conserved(&["a", "b"]).await;
+    }
+}
+
+mod replicas {
+    use super::*;
+
+    #[tokio::test]
+    async fn that_are_too_few_are_waited_for_and_what_was_said_is_settled_once() {
+        let server = RedisServer::start(Options::default()).await;
+        let replica = RedisServer::start(Options::default()).await;
+        let careful = json!({ "redis": { "wait_replicas": 1, "read_timeout": "200ms" } });
+        let mut bench = Bench::on(&server, careful).await;
+        let few = |error: &StoreError| {
+            assert!(matches!(error, StoreError::Later(_)) && error.is_transient(), "{error}");
+            assert!(error.to_string().contains("0 of redis.wait_replicas = 1"), "{error}");
+        };
+        let (mut session, seen) = (bench.session(), bench.keys.seen("p"));
+        let jobs = enqueue(&bench.high().queue, &["a", "b"].map(job));
+        few(&session.enqueue("call", &seen, Side::Left, &jobs).await.unwrap_err());
+        let mut lane = bench.lane().await;
+        lane.reserve(2).await;
+        let mut cycle = lane.next();
+        cycle.queues[0].done.push(job("a"));
+        cycle.settlements.push(lane.settlement(0, &job("b"), &kill()));
+        for _ in 0..2 {
+            few(&lane.say(&cycle).await.unwrap_err());
+        }
+        replica.cli(&["REPLICAOF", "127.0.0.1", &server.port().to_string()]);
+        let cycled = lane.cycle(&cycle).await;
+        assert!(cycled.replayed, "it took place the first time");
+        assert_eq!(cycled.statuses, [Status::Settled; 2]);
+        assert_eq!(session.enqueue("call", &seen, Side::Left, &jobs).await.unwrap(), [true, true]);
+        bench.assert_conserved(&["a", "b"]).await;
+        let counted = bench.session().snapshot(CONSUMING).await.unwrap();
+        assert_eq!((counted.counter("done"), counted.counter("failed")), (1, 1));
     }
 }
 

@@ -11,3 +11,4 @@ mod poison;
 mod retry;
 mod scene;
 mod shutdown;
+mod standalone;
