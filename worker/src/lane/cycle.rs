@@ -6,9 +6,10 @@ use bytes::Bytes;
 use jobqueue::breaker;
 use jobqueue::effects::{Decision, Verdict};
 use jobqueue::fetch;
+use jobqueue::keys::QueueKeys;
 use jobqueue::outcome::Outcome;
 use jobqueue::protocol::files::COMPLETED_ENTRY_MAX;
-use jobqueue::protocol::{Interruption, behind_the_others, returned};
+use jobqueue::protocol::{Interruption, Protocol, behind_the_others, returned};
 use jobqueue::store::{Cycle, Cycled, PAGE_BYTES, QueueAsk, Returned, Settlement, Status, digest};
 
 use super::held::{Held, Phase, Planned, forget, given, millis, oldest_job, one_of};
@@ -154,37 +155,12 @@ impl Lane {
                     Phase::Finished(_, Outcome::Done, _) => String::new(),
                     _ => format!("{}-{}-{}", self.handle.id, cycle.seq, held.key),
                 };
-                let protocol = &self.shared.protocol;
-                let decision = match &held.phase {
-                    Phase::Finished(job, outcome, took) => {
-                        cycle.busy_ms += if first { millis(*took) } else { 0 };
-                        if let Outcome::HandlerDied(why) = outcome {
-                            let how = Interruption::of_handler(why, self.alone == Some(held.key));
-                            match protocol.records() {
-                                Some(records) => {
-                                    records.interrupted(job, &self.handle.id, &keys, how, now_ms)
-                                }
-                                None => protocol.interrupted(&held.raw, &keys, how, now_ms),
-                            }
-                        } else {
-                            let decision = protocol.settle(job, outcome, &keys, now_ms, &unique);
-                            match outcome {
-                                Outcome::HandlerUnavailable(_) if held.probe => {
-                                    behind_the_others(decision, &keys, protocol.consuming_side())
-                                }
-                                _ => decision,
-                            }
-                        }
-                    }
-                    Phase::Rejected(why) => protocol.reject(&held.raw, why, &keys, now_ms),
-                    Phase::Decided(decision) => decision.clone(),
-                    Phase::Closed
-                    | Phase::Waiting(..)
-                    | Phase::Admitted(_)
-                    | Phase::Running(..)
-                    | Phase::Outdated(..) => continue,
-                };
-                let Decision { verdict, effects } = decision;
+                if let (true, Phase::Finished(_, _, took)) = (first, &held.phase) {
+                    cycle.busy_ms += millis(*took);
+                }
+                let (protocol, alone) = (&*self.shared.protocol, self.alone == Some(held.key));
+                let decided = decision(protocol, held, (&self.handle.id, alone), &keys, now_ms, &unique);
+                let Some(Decision { verdict, effects }) = decided else { continue };
                 let planned = Planned { queue, key: held.key, verdict };
                 let large = held.raw.len() > COMPLETED_ENTRY_MAX;
                 if verdict == Verdict::Done && effects.is_empty() && !large {
@@ -461,5 +437,41 @@ impl Lane {
             self.dropped(queue, &held);
         }
         fresh
+    }
+}
+
+/// What becomes of a job that has come to its end in this lane, alone in its process or not; nothing of one that has not.
+fn decision(
+    protocol: &dyn Protocol,
+    held: &Held,
+    (lane, alone): (&str, bool),
+    keys: &QueueKeys,
+    now_ms: u64,
+    unique: &str,
+) -> Option<Decision> {
+    match &held.phase {
+        Phase::Finished(job, Outcome::HandlerDied(why), _) => {
+            let how = Interruption::of_handler(why, alone);
+            Some(match protocol.records() {
+                Some(records) => records.interrupted(job, lane, keys, how, now_ms),
+                None => protocol.interrupted(&held.raw, keys, how, now_ms),
+            })
+        }
+        Phase::Finished(job, outcome, _) => {
+            let decision = protocol.settle(job, outcome, keys, now_ms, unique);
+            Some(match outcome {
+                Outcome::HandlerUnavailable(_) if held.probe => {
+                    behind_the_others(decision, keys, protocol.consuming_side())
+                }
+                _ => decision,
+            })
+        }
+        Phase::Rejected(why) => Some(protocol.reject(&held.raw, why, keys, now_ms)),
+        Phase::Decided(decision) => Some(decision.clone()),
+        Phase::Closed
+        | Phase::Waiting(..)
+        | Phase::Admitted(_)
+        | Phase::Running(..)
+        | Phase::Outdated(..) => None,
     }
 }
