@@ -77,6 +77,8 @@ const LARGEST_REPLY: u64 = 64 << 20;
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How often a queue whose change waits is looked at: "within half a minute" it takes place.
 const WAITING: Duration = Duration::from_secs(10);
+/// How soon a queue that has to ask a Redis is looked at again when it was not its turn.
+const TURN: Duration = Duration::from_secs(2);
 /// How often a queue whose Redis cannot be used is looked at.
 const IN_TROUBLE: Duration = Duration::from_secs(20);
 
@@ -138,6 +140,9 @@ pub enum Error {
         /// For what.
         message: String,
     },
+    /// As many others as may are asking their Redises now: it is not its turn yet.
+    #[error("others are asking their Redises")]
+    Busy,
     /// Redis refused or could not be reached.
     #[error("{0}")]
     Redis(String),
@@ -165,6 +170,7 @@ impl Error {
     fn reason(&self) -> &'static str {
         match self {
             Self::Stalled { reason, .. } | Self::Waits { reason, .. } => reason,
+            Self::Busy => "Busy",
             Self::Redis(_) => "RedisError",
             Self::Late => "TimedOut",
             Self::Kube(_) => "ApiError",
@@ -179,7 +185,7 @@ impl Error {
             Self::Kube(kube::Error::Api(status)) => {
                 matches!(status.code, 400 | 422) || status.message.contains("field not declared in schema")
             }
-            Self::Waits { .. } | Self::Redis(_) | Self::Late | Self::Kube(_) => false,
+            Self::Waits { .. } | Self::Busy | Self::Redis(_) | Self::Late | Self::Kube(_) => false,
         }
     }
 
@@ -353,6 +359,8 @@ async fn reconcile(stored: Arc<Stored>, context: Arc<Context>) -> Result<Action,
     let result = match &outcome {
         Ok((applied, queues)) => Outcome::Applied { applied, queues: queues.clone() },
         Err(error) if error.is_terminating() => return Ok(Action::await_change()),
+        // Nothing has happened, and nobody is told.
+        Err(Error::Busy) => return Ok(Action::requeue(TURN)),
         Err(error) if error.is_passing() && context.failures(&reference) < TOLERATED_FAILURES => {
             return outcome.map(|_| Action::await_change());
         }

@@ -85,6 +85,7 @@ impl Context {
             if added.is_empty() {
                 continue;
             }
+            let _turn = self.pace.ask().ok_or(Error::Busy)?;
             let owners = session(&after, shard).owners(&added).await.map_err(|error| in_vain(&error))?;
             for (key, owner) in added.into_iter().zip(owners) {
                 let Some(owner) = owner.filter(|owner| !is_same_owner(owner, &after.owner)) else { continue };

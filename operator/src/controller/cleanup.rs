@@ -139,16 +139,19 @@ impl Context {
             }
             self.remove(queue, &VOLUME_CLAIM, &names.part("redis")).await?;
             self.remove(queue, &SECRET, &names.part("redis")).await?;
-        } else if let Err(kept) =
-            tokio::time::timeout(KEYS_STEP, self.delete_keys(queue)).await.unwrap_or(Err(Kept::Unfinished))
-        {
-            if let Some(next) = kept.next(waited) {
-                let (namespace, jobqueue) = (names.namespace, names.queue);
-                tracing::warn!(namespace, jobqueue, error = %kept, "Could not delete the keys, trying again");
-                return Ok(Some(next));
+        } else {
+            // A Redis that does not answer is waited for; not many at a time, because other queues wait for their turn.
+            let Some(_turn) = self.pace.ask() else { return Ok(SOON) };
+            let deleted = tokio::time::timeout(KEYS_STEP, Box::pin(self.delete_keys(queue))).await;
+            if let Err(kept) = deleted.unwrap_or(Err(Kept::Unfinished)) {
+                if let Some(next) = kept.next(waited) {
+                    let (namespace, jobqueue) = (names.namespace, names.queue);
+                    tracing::warn!(namespace, jobqueue, error = %kept, "Could not delete the keys, trying again");
+                    return Ok(Some(next));
+                }
+                let note = format!("Deleted without its keys in Redis: {kept}");
+                self.publish(queue, EventType::Warning, "KeysLeft", "Delete", note).await;
             }
-            let note = format!("Deleted without its keys in Redis: {kept}");
-            self.publish(queue, EventType::Warning, "KeysLeft", "Delete", note).await;
         }
         if !stuck.is_empty() {
             let note = format!("Deleted while pods that do not stop are still there: {}", stuck.join(", "));
@@ -372,10 +375,18 @@ mod tests {
             (owned(ours), owned(nobodys))
         };
         assert_eq!(divided([me, me, me]).unwrap(), names(&["a", "b"], &[]));
-        assert_eq!(divided([None, None, None]).unwrap(), names(&[], &["a", "b"]), "standalone workers' perhaps");
+        assert_eq!(
+            divided([None, None, None]).unwrap(),
+            names(&[], &["a", "b"]),
+            "standalone workers' perhaps"
+        );
         assert_eq!(divided([me, None, None]).unwrap(), names(&[], &["a", "b"]), "a claim that was cut short");
         assert_eq!(divided([me, None, me]).unwrap(), names(&["a"], &["b"]), "a list was added");
-        assert_eq!(divided([Some("d/n/q/me"), me, me]).unwrap(), names(&["a", "b"], &[]), "a renamed cluster");
+        assert_eq!(
+            divided([Some("d/n/q/me"), me, me]).unwrap(),
+            names(&["a", "b"], &[]),
+            "a renamed cluster"
+        );
         assert!(matches!(divided([me, other, me]), Err(Kept::Foreign { .. })));
     }
 

@@ -111,6 +111,7 @@ impl Context {
             // It is put right, or its change was interrupted.
             return Ok(());
         };
+        let _turn = self.pace.ask().ok_or(Error::Busy)?;
         if matches!(left, Left::Redis(_)) {
             let after = self.target(queue, then, resolved.redis_secret.as_ref(), before.asked.clone());
             if is_same(&after).await.unwrap_or(false) {

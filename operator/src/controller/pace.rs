@@ -10,10 +10,13 @@ const RATE: u32 = 50;
 const BURST: u32 = 50;
 /// Looks at queues that go on at the same time, in all namespaces together.
 pub const AT_ONCE: u16 = 8;
+/// Of those, which may be waiting for a Redis that does not answer: the others have nothing to do with it.
+const ASKING: usize = 2;
 
 /// The pace of all changes.
 pub struct Pace {
     slots: Semaphore,
+    asking: Semaphore,
     bucket: Mutex<Bucket>,
 }
 
@@ -21,6 +24,7 @@ impl Default for Pace {
     fn default() -> Self {
         Self {
             slots: Semaphore::new(usize::from(AT_ONCE)),
+            asking: Semaphore::new(ASKING),
             bucket: Mutex::new(Bucket { full_at: Instant::now() }),
         }
     }
@@ -31,6 +35,11 @@ impl Pace {
     pub async fn slot(&self) -> Option<SemaphorePermit<'_>> {
         // It is never closed.
         self.slots.acquire().await.ok()
+    }
+
+    /// A place among those that ask a Redis; nothing while there is none: whoever waited would keep a slot from the others.
+    pub fn ask(&self) -> Option<SemaphorePermit<'_>> {
+        self.asking.try_acquire().ok()
     }
 
     /// Waits until a write is in order.
@@ -58,6 +67,17 @@ impl Bucket {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn those_that_ask_a_redis_leave_slots_for_the_others() {
+        let pace = Pace::default();
+        let asking: Vec<_> = std::iter::from_fn(|| pace.ask()).collect();
+        assert!(asking.len() < usize::from(AT_ONCE));
+        let _slots: Vec<_> = futures::future::join_all(asking.iter().map(|_| pace.slot())).await;
+        assert!(pace.slots.available_permits() > 0);
+        drop(asking);
+        assert!(pace.ask().is_some());
+    }
 
     #[test]
     fn a_burst_is_let_through_and_then_one_write_after_the_other() {
