@@ -19,7 +19,7 @@ pub const COST: &str = "controller.kubernetes.io/pod-deletion-cost";
 /// Lower than what anybody else would write.
 pub const DRAINING_COST: &str = "-1000000";
 /// Tells the pods of one `ReplicaSet` of a Deployment from those of the next.
-const TEMPLATE: &str = "pod-template-hash";
+pub const TEMPLATE: &str = "pod-template-hash";
 
 /// A pod, and what its process does.
 #[derive(Debug, Clone)]

@@ -1,11 +1,11 @@
 //! The worker pods of all queues: as much of each as anybody here needs to know, and not a byte more of thousands.
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use futures::channel::mpsc::UnboundedSender;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use kube::core::{ApiResource, GroupVersionKind, Object};
 use kube::runtime::WatchStreamExt;
 use kube::runtime::reflector::ObjectRef;
@@ -15,12 +15,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::api::v1alpha1::JobQueue;
 use crate::controller::{MANAGED_BY, QUEUE_LABEL};
+use crate::drain::{COST, DRAINING, TEMPLATE};
 use crate::rescue::{self, Death};
 
 /// For this long something may be learnt about pods that are gone; then the heartbeat has told it anyway.
 const MISSED: Duration = Duration::from_secs(900);
 /// An app that died longer ago than this needs no explanation any more.
 const RECENTLY_MS: u64 = 30_000;
+
+/// What is read of a pod's conditions.
+const CONDITIONS: &[&str] = &["Ready", "DisruptionTarget"];
 
 /// A worker pod.
 pub type Pod = Object<PodSpec, PodStatus>;
@@ -260,15 +264,40 @@ pub async fn watch(client: Client, space: Option<String>, pods: Pods, deaths: Un
                 pods.tell_lost(&deaths);
             }
             Ok(Event::Apply(pod)) => applied(&pods, pod, &deaths, 0),
-            Ok(Event::Delete(pod)) => removed(&client, &pods, &pod, &deaths),
+            Ok(Event::Delete(pod)) => removed(&client, &pods, &trimmed(pod), &deaths),
             Err(error) => tracing::debug!(error = %error, "Could not watch the worker pods"),
         }
     }
 }
 
+/// A pod without what nobody here reads: most of what the API server says of it.
+fn trimmed(pod: Pod) -> Pod {
+    fn only(all: Option<BTreeMap<String, String>>, wanted: &[&str]) -> Option<BTreeMap<String, String>> {
+        all.map(|all| all.into_iter().filter(|(name, _)| wanted.contains(&name.as_str())).collect())
+    }
+    let Pod { types: _, metadata, spec, mut status } = pod;
+    let ObjectMeta {
+        name, namespace, uid, creation_timestamp, deletion_timestamp, labels, annotations, ..
+    } = metadata;
+    if let Some(status) = &mut status {
+        status.conditions.retain(|one| CONDITIONS.contains(&one.kind.as_str()));
+    }
+    let metadata = ObjectMeta {
+        name,
+        namespace,
+        uid,
+        creation_timestamp,
+        deletion_timestamp,
+        labels: only(labels, &[QUEUE_LABEL, TEMPLATE]),
+        annotations: only(annotations, &[DRAINING, COST]),
+        ..ObjectMeta::default()
+    };
+    Pod { types: None, metadata, spec, status }
+}
+
 /// Notes how a pod is, and tells what it says of deaths: of apps only since this moment.
-fn applied(pods: &Pods, mut pod: Pod, deaths: &UnboundedSender<Death>, apps_since_ms: u64) {
-    pod.metadata.managed_fields = None;
+fn applied(pods: &Pods, pod: Pod, deaths: &UnboundedSender<Death>, apps_since_ms: u64) {
+    let pod = trimmed(pod);
     let now = rescue::deaths(&pod);
     let earlier = pods.apply(pod).map(|earlier| rescue::deaths(&earlier)).unwrap_or_default();
     let is_new = |death: &Death| !earlier.contains(death) && (!death.app || death.before_ms >= apps_since_ms);
@@ -297,6 +326,36 @@ mod tests {
             "spec": { "nodeName": node }, "status": status,
         });
         serde_json::from_value(pod).unwrap()
+    }
+
+    #[test]
+    fn of_a_pod_no_more_is_kept_than_is_read() {
+        let whole = json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {
+                "name": "a", "namespace": "n", "uid": "u", "resourceVersion": "7", "generateName": "a-",
+                "creationTimestamp": "2026-11-16T10:00:00Z", "deletionTimestamp": "2026-11-16T10:00:10Z",
+                "labels": { QUEUE_LABEL: "q", TEMPLATE: "t", "team": "x" },
+                "annotations": { DRAINING: "1", COST: "-1", "a-sidecar.example/config": "{}" },
+                "ownerReferences": [{ "apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "o" }],
+                "finalizers": ["f"], "managedFields": [{ "manager": "m" }],
+            },
+            "spec": { "nodeName": "one" },
+            "status": { "conditions": [
+                { "type": "Ready", "status": "True" }, { "type": "PodScheduled", "status": "True" }] },
+        });
+        let kept = trimmed(serde_json::from_value(whole).unwrap());
+        let kept = serde_json::to_value(&kept).unwrap();
+        assert_eq!(
+            kept["metadata"],
+            json!({
+                "name": "a", "namespace": "n", "uid": "u",
+                "creationTimestamp": "2026-11-16T10:00:00Z", "deletionTimestamp": "2026-11-16T10:00:10Z",
+                "labels": { QUEUE_LABEL: "q", TEMPLATE: "t" }, "annotations": { DRAINING: "1", COST: "-1" },
+            })
+        );
+        assert_eq!(kept["status"]["conditions"].as_array().unwrap().len(), 1);
+        assert_eq!(kept["spec"]["nodeName"], "one");
     }
 
     #[test]
