@@ -7,7 +7,7 @@ use opentelemetry_proto::tonic::common::v1::any_value::Value as Text;
 use prost::Message as _;
 use serde_json::json;
 
-use crate::{alone, await_operators, change};
+use crate::{alone, await_operators, change, leader};
 
 const POD_MONITORS: &str = "podmonitors.monitoring.coreos.com";
 
@@ -60,6 +60,24 @@ async fn a_queue_has_a_pod_monitor_where_that_kind_exists() {
     space.queue("after", "{}").await;
     space.await_ready("after").await;
     restart().await;
+    space.delete().await;
+}
+
+#[tokio::test]
+async fn promtool_accepts_a_live_scrape_of_the_operator() {
+    let _turn = alone().await;
+    let space = Namespace::create("scraped").await;
+    space.queue("orders", "{scaling: {minReplicas: 1}}").await;
+    space.await_ready("orders").await;
+    let scrape = patiently("metrics of the queue", async || {
+        let pod = leader().await?;
+        let path = format!("/api/v1/namespaces/{OPERATOR_NAMESPACE}/pods/{pod}:8080/proxy/metrics");
+        let scrape = kubectl(&["get", "--raw", &path]).await?;
+        if scrape.contains(&format!("namespace=\"{}\"", space.name)) { Ok(scrape) } else { Err(scrape) }
+    })
+    .await;
+    let said = run("promtool", &["check", "metrics"], Some(&scrape)).await.expect("accepted");
+    assert!(said.trim().is_empty(), "{said}");
     space.delete().await;
 }
 

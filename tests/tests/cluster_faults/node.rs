@@ -2,6 +2,7 @@
 use std::time::Instant;
 
 use e2e::kubernetes::{LOW, Namespace, kubectl, patiently, test_cluster};
+use futures::FutureExt as _;
 use serde_json::json;
 
 use crate::alone;
@@ -40,12 +41,7 @@ async fn the_jobs_of_a_cut_off_node_run_elsewhere_once_their_heartbeats_are_gone
     // The cut-off worker has finished them meanwhile; what it says when it is back is not accepted.
     test_cluster(&["heal", &nodes[1]]).await;
     redis.await_completed(0..5).await;
-    patiently("the node", async || {
-        let ready = "jsonpath={.status.conditions[?(@.type==\"Ready\")].status}";
-        let status = kubectl(&["get", "node", &nodes[1], "-o", ready]).await?;
-        if status == "True" { Ok(()) } else { Err(status) }
-    })
-    .await;
+    await_ready(&nodes[1]).await;
     // Every lane of before is forgotten: its worker is back, knows that its lease is lost, and has opened a new one.
     patiently("no fenced lanes", async || match redis.count(&["ZCARD", "jobqueue:reaping"]).await {
         0 => Ok(()),
@@ -58,6 +54,67 @@ async fn the_jobs_of_a_cut_off_node_run_elsewhere_once_their_heartbeats_are_gone
         assert_eq!(job["interrupted_by"], json!("heartbeat"), "{id}");
     }
     space.delete().await;
+}
+
+#[tokio::test]
+async fn the_jobs_of_a_node_that_is_marked_out_of_service_run_elsewhere_at_once() {
+    let _turn = alone().await;
+    if test_cluster(&["kubeconfig"]).await.is_none() {
+        return;
+    }
+    let space = Namespace::create("outofservice").await;
+    // Heartbeats live for ten minutes: only what is said of the node can have brought the jobs back.
+    let worker = "{concurrency: 5, heartbeatTtl: 10m, handler: {simulate: {base: 30s}}, template: {spec: {nodeSelector: \
+                  {kubernetes.io/hostname: NODE}}}}";
+    let nodes = nodes().await;
+    let redis = space.external_on("redis", &nodes[0]).await;
+    let spec = |node: &str| {
+        space.on("redis", &format!("worker: {}, scaling: {{minReplicas: 1}}", worker.replace("NODE", node)))
+    };
+    space.queue("lost", &spec(&nodes[1])).await;
+    space.await_condition("lost", "WorkersAvailable", "True/Available: 1 of 1").await;
+    redis.push(LOW, 0..5).await;
+    redis.await_running(5).await;
+    // As after a power failure: nobody hears of the node, and somebody who has been there says that it is down.
+    test_cluster(&["cut", &nodes[1]]).await;
+    let marked = Instant::now();
+    let mark = "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute";
+    let rescue = async {
+        kubectl(&["taint", "node", &nodes[1], mark]).await.expect("marked");
+        space.queue("lost", &spec(&nodes[0])).await;
+        patiently("5 jobs that run elsewhere", async || {
+            let held = redis.held().await;
+            let again = held.iter().filter(|job| job["interrupted_by"] == "node-lost").count();
+            if again == 5 { Ok(()) } else { Err(held) }
+        })
+        .await;
+        println!("5 jobs of a lost node ran elsewhere {:.1?} after it was marked", marked.elapsed());
+    };
+    // Whatever was found: the tests after this one need the node.
+    let found = std::panic::AssertUnwindSafe(rescue).catch_unwind().await;
+    test_cluster(&["heal", &nodes[1]]).await;
+    await_ready(&nodes[1]).await;
+    let unmarked = kubectl(&["taint", "node", &nodes[1], &format!("{mark}-")]).await;
+    if let Err(panic) = found {
+        std::panic::resume_unwind(panic);
+    }
+    unmarked.expect("the mark is gone");
+    redis.await_completed(0..5).await;
+    for (id, job) in redis.completed_jobs().await {
+        assert_eq!((&job["interrupted_by"], &job["retries"]), (&json!("node-lost"), &json!(0)), "{id}");
+        assert!(job["deaths"].is_null(), "{id} is above suspicion");
+    }
+    space.delete().await;
+}
+
+/// Waits until a node is well.
+async fn await_ready(node: &str) {
+    patiently("the node", async || {
+        let ready = "jsonpath={.status.conditions[?(@.type==\"Ready\")].status}";
+        let status = kubectl(&["get", "node", node, "-o", ready]).await?;
+        if status == "True" { Ok(()) } else { Err(status) }
+    })
+    .await;
 }
 
 /// The names of the cluster's two nodes, the one first that must stay: names are looked up there.
