@@ -1,4 +1,6 @@
 //! `logs`: those of all workers of a queue in one stream, each line with the name of its pod.
+mod tails;
+
 use std::collections::HashSet;
 use std::time::Duration;
 
@@ -14,57 +16,25 @@ use crate::error::Error;
 use crate::interrupt::Interrupt;
 use crate::print;
 use crate::table::{Paint, whole};
+use tails::{Mark, Seen, Share, Sieve, Tails};
 
-/// How often `-f` looks for new workers.
+/// How often `-f` looks for new workers, and for those whose log was cut off.
 const AGAIN: Duration = Duration::from_secs(2);
 /// The colours of pods, one after the other.
 const COLOURS: [u8; 6] = [36, 33, 32, 35, 34, 31];
 
-/// A container from its start to its end: what is started again in the same pod has a log of its own.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Instance {
-    /// The uid of its pod.
-    uid: String,
-    /// How often it was started again before.
-    restarts: u64,
-}
-
-/// How much of a log is asked for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Share {
-    /// What the call says.
-    Asked,
-    /// All: whoever follows has seen the one before it to its end.
-    Whole,
-}
-
-/// The containers whose logs were begun.
-#[derive(Debug, Default)]
-struct Begun(HashSet<Instance>);
-
-impl Begun {
-    /// Whether its log is still to be begun, and how much of it.
-    fn begin(&mut self, instance: &Instance) -> Option<Share> {
-        if !self.0.insert(instance.clone()) {
-            return None;
-        }
-        let earlier = |other: &Instance| other.uid == instance.uid && other.restarts < instance.restarts;
-        Some(if self.0.iter().any(earlier) { Share::Whole } else { Share::Asked })
-    }
-}
-
-/// What the tail of one container says.
+/// What the tail of one pod says.
 enum News {
     /// A line of this pod.
     Line(String, String),
-    /// Nothing of it was read, or no more.
-    Failed(Instance, Error),
+    /// The stream of the pod with this uid has ended here; and why, if it should not have.
+    Ended(String, Option<Mark>, Option<Error>),
 }
 
 pub async fn run(cluster: &Cluster, args: &Logs, interrupt: &Interrupt) -> Result<(), Error> {
     interrupt.or(cluster.queue(&args.name)).await?;
     let (news, mut heard) = mpsc::channel::<News>(256);
-    let mut begun = Begun::default();
+    let mut tails = Tails::default();
     let mut told: HashSet<String> = HashSet::new();
     let mut news = Some(news);
     let mut tick = tokio::time::interval(AGAIN);
@@ -78,7 +48,7 @@ pub async fn run(cluster: &Cluster, args: &Logs, interrupt: &Interrupt) -> Resul
                 let pods = match interrupt.or(cluster.pods_of(&args.name, Some("worker"))).await {
                     Ok(pods) => pods,
                     // Whoever follows wants to see what comes after the disturbance.
-                    Err(error @ (Error::Unreachable(_) | Error::Failed(_))) if args.follow && !begun.0.is_empty() => {
+                    Err(error @ (Error::Unreachable(_) | Error::Failed(_))) if args.follow && !tails.is_empty() => {
                         eprintln!("Warning: {}", whole(&error.to_string()));
                         continue;
                     }
@@ -88,16 +58,19 @@ pub async fn run(cluster: &Cluster, args: &Logs, interrupt: &Interrupt) -> Resul
                     eprintln!("jobqueue {} has no workers now; -f waits for them", args.name);
                     return Ok(());
                 }
-                let running = |status: &Value| status["phase"].as_str().is_some_and(|phase| phase != "Pending");
-                for pod in pods.iter().filter(|pod| running(&pod.data["status"])) {
-                    let instance = Instance {
-                        uid: pod.uid().unwrap_or_default(),
-                        restarts: restarts(&pod.data["status"], &args.container),
+                let begun = |status: &Value| status["phase"].as_str().is_some_and(|phase| phase != "Pending");
+                for pod in pods.iter().filter(|pod| begun(&pod.data["status"])) {
+                    let uid = pod.uid().unwrap_or_default();
+                    let leaves = pod.metadata.deletion_timestamp.is_some();
+                    let (Some(news), Some(share)) = (&news, tails.due(&uid, seen(&pod.data["status"], &args.container))) else {
+                        continue;
                     };
-                    if let (Some(news), Some(share)) = (&news, begun.begin(&instance)) {
-                        let log = params(args, share);
-                        tokio::spawn(tail(cluster.clone(), pod.name_any(), instance, log, news.clone()));
+                    if share.was_cut() && !leaves {
+                        told.remove(&uid);
+                        eprintln!("Warning: the log of pod {} broke off; following it again", pod.name_any());
                     }
+                    let log = params(args, &share);
+                    tokio::spawn(tail(cluster.clone(), pod.name_any(), uid, log, share.mark(), news.clone()));
                 }
                 if !args.follow {
                     // Nobody else comes: the stream ends with the last of these.
@@ -107,14 +80,16 @@ pub async fn run(cluster: &Cluster, args: &Logs, interrupt: &Interrupt) -> Resul
             next = heard.recv() => match next {
                 None => return failure.map_or(Ok(()), Err),
                 // The same for every pod.
-                Some(News::Failed(_, error @ Error::Forbidden(_))) => return Err(error),
+                Some(News::Ended(_, _, Some(error @ Error::Forbidden(_)))) => return Err(error),
                 // The others go on; this one is tried again, should anybody wait for that.
-                Some(News::Failed(instance, error)) => {
-                    begun.0.remove(&instance);
-                    if told.insert(instance.uid) {
-                        eprintln!("Warning: {}", whole(&error.to_string()));
+                Some(News::Ended(uid, mark, error)) => {
+                    tails.ended(&uid, mark, error.is_some());
+                    if let Some(error) = error {
+                        if told.insert(uid) {
+                            eprintln!("Warning: {}", whole(&error.to_string()));
+                        }
+                        failure.get_or_insert(error);
                     }
-                    failure.get_or_insert(error);
                 }
                 Some(News::Line(pod, line)) => {
                     let at = colours.iter().position(|known| *known == pod).unwrap_or_else(|| {
@@ -139,26 +114,30 @@ fn prefixed(pod: &str, line: &str, colour: Option<u8>) -> String {
     }
 }
 
-/// How often a container of a pod was started again. One that stays beside the others stands among the init containers.
-fn restarts(status: &Value, container: &str) -> u64 {
+/// How a container of a pod stands. One that stays beside the others stands among the init containers.
+fn seen(status: &Value, container: &str) -> Seen {
     let of = |kind: &str| status[kind].as_array().into_iter().flatten();
-    of("containerStatuses")
-        .chain(of("initContainerStatuses"))
-        .find(|one| one["name"] == container)
-        .and_then(|one| one["restartCount"].as_u64())
-        .unwrap_or_default()
+    let found =
+        of("containerStatuses").chain(of("initContainerStatuses")).find(|one| one["name"] == container);
+    Seen {
+        restarts: found.and_then(|one| one["restartCount"].as_u64()).unwrap_or_default(),
+        runs: found.is_some_and(|one| !one["state"]["running"].is_null()),
+    }
 }
 
-fn params(args: &Logs, share: Share) -> LogParams {
-    let asked = share == Share::Asked;
+fn params(args: &Logs, share: &Share) -> LogParams {
+    let asked = matches!(share, Share::Asked);
     LogParams {
         container: Some(args.container.clone()),
         follow: args.follow,
+        // The time of the last line tells where to go on, should the stream break off.
+        timestamps: args.follow,
         tail_lines: asked.then_some(args.tail),
         since_seconds: args
             .since
             .filter(|_| asked)
             .map(|since| i64::try_from(since.as_secs()).unwrap_or(i64::MAX)),
+        since_time: share.mark().map(Mark::since),
         ..LogParams::default()
     }
 }
@@ -166,38 +145,37 @@ fn params(args: &Logs, share: Share) -> LogParams {
 async fn tail(
     cluster: Cluster,
     pod: String,
-    instance: Instance,
+    uid: String,
     params: LogParams,
+    mark: Option<Mark>,
     news: mpsc::Sender<News>,
 ) {
     let pods = cluster.pods();
-    let stream =
-        match cluster.ask(&format!("read the logs of pod {pod}"), pods.log_stream(&pod, &params)).await {
+    let mut sieve = Sieve::after(mark);
+    let read = async {
+        let opened =
+            cluster.ask(&format!("read the logs of pod {pod}"), pods.log_stream(&pod, &params)).await;
+        let stream = match opened {
             Ok(stream) => stream,
             // It went while it was asked.
-            Err(Error::NotFound(_)) => return,
-            Err(error) => {
-                let _ = news.send(News::Failed(instance, error)).await;
-                return;
-            }
+            Err(Error::NotFound(_)) => return Ok(()),
+            Err(error) => return Err(error),
         };
-    let mut stream = std::pin::pin!(stream);
-    loop {
-        match next_line(&mut stream).await {
-            Ok(None) => return,
-            Ok(Some(line)) => {
-                if news.send(News::Line(pod.clone(), line)).await.is_err() {
-                    return;
-                }
-            }
-            Err(error) => {
-                // Said as a line of its own: to begin anew would print what was printed already.
-                let line = format!("(the rest could not be read: {error})");
-                let _ = news.send(News::Line(pod, line)).await;
-                return;
+        let mut stream = std::pin::pin!(stream);
+        while let Some(line) = next_line(&mut stream).await.map_err(|error| {
+            Error::Unreachable(format!("the rest of the log of pod {pod} could not be read: {error}"))
+        })? {
+            let line = if params.timestamps { sieve.pass(&line) } else { Some(line.as_str()) };
+            if let Some(line) = line
+                && news.send(News::Line(pod.clone(), line.to_owned())).await.is_err()
+            {
+                break;
             }
         }
-    }
+        Ok(())
+    };
+    let error = read.await.err();
+    let _ = news.send(News::Ended(uid, sieve.mark(), error)).await;
 }
 
 /// The next line, whatever its bytes are: programs log what they like.
@@ -222,22 +200,14 @@ mod tests {
     }
 
     #[test]
-    fn a_container_that_was_started_again_is_followed_from_its_start() {
-        let status = |restarts: u64| {
-            serde_json::json!({
-                "containerStatuses": [{ "name": "worker", "restartCount": restarts }],
-                "initContainerStatuses": [{ "name": "app", "restartCount": 7 }],
-            })
-        };
-        assert_eq!((restarts(&status(2), "worker"), restarts(&status(2), "app")), (2, 7));
-        assert_eq!(restarts(&Value::Null, "worker"), 0);
-
-        let mut begun = Begun::default();
-        let of = |uid: &str, restarts| Instance { uid: uid.into(), restarts };
-        assert_eq!(begun.begin(&of("a", 1)), Some(Share::Asked));
-        assert_eq!(begun.begin(&of("a", 1)), None, "it is followed already");
-        assert_eq!(begun.begin(&of("a", 2)), Some(Share::Whole));
-        assert_eq!(begun.begin(&of("b", 2)), Some(Share::Asked), "another pod");
+    fn a_container_stands_as_its_pod_says_wherever_it_is_listed() {
+        let status = serde_json::json!({
+            "containerStatuses": [{ "name": "worker", "restartCount": 2, "state": { "terminated": {} } }],
+            "initContainerStatuses": [{ "name": "app", "restartCount": 7, "state": { "running": {} } }],
+        });
+        assert_eq!(seen(&status, "worker"), Seen { restarts: 2, runs: false });
+        assert_eq!(seen(&status, "app"), Seen { restarts: 7, runs: true });
+        assert_eq!(seen(&Value::Null, "worker"), Seen { restarts: 0, runs: false });
     }
 
     #[tokio::test]
