@@ -1,9 +1,8 @@
 //! The cluster that was asked for, and the few things that every command asks of it.
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{DeleteParams, DynamicObject, ListParams};
+use kube::api::{DeleteParams, DynamicObject, ListParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::core::{ApiResource, GroupVersionKind};
 use kube::{Api, Client, Config, ResourceExt};
@@ -12,6 +11,7 @@ use operator::controller::QUEUE_LABEL;
 
 use crate::cli::{Target, Which};
 use crate::error::Error;
+use crate::guests::{Arrival, Guests};
 
 /// A conversation with the cluster.
 #[derive(Clone)]
@@ -22,7 +22,7 @@ pub struct Cluster {
     pub namespace: String,
     bound: Option<Duration>,
     /// Pods that were made and must be deleted before this process ends.
-    guests: Arc<Mutex<Vec<(String, String)>>>,
+    guests: Guests,
 }
 
 impl std::fmt::Debug for Cluster {
@@ -54,7 +54,7 @@ impl Cluster {
         config.connect_timeout = bound;
         let namespace = target.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
         let client = Client::try_from(config).map_err(|error| unusable(&error))?;
-        Ok(Self { client, namespace, bound, guests: Arc::default() })
+        Ok(Self { client, namespace, bound, guests: Guests::default() })
     }
 
     /// The same cluster, in another namespace.
@@ -63,29 +63,36 @@ impl Cluster {
         Self { namespace: namespace.into(), ..self.clone() }
     }
 
-    /// Remembers a pod that is about to be made: however this process ends, it is deleted.
-    pub fn expect_guest(&self, pod: &str) {
-        self.guests.lock().unwrap_or_else(PoisonError::into_inner).push((self.namespace.clone(), pod.into()));
+    /// Makes a pod that is deleted however this process ends. The request is a task of its own: whoever waits for it may be
+    /// called off, and what came of it is known all the same.
+    pub async fn make_guest(&self, what: &str, pod: DynamicObject) -> Result<(), Error> {
+        let told = self.guests.expect(&self.namespace, &pod.name_any());
+        let (cluster, what) = (self.clone(), what.to_owned());
+        let request = tokio::spawn(async move {
+            let pods = cluster.objects("v1", "Pod", "pods");
+            let params = PostParams::default();
+            // Should it take too long, nobody says anything: then nothing is known.
+            let answered = async {
+                let answer = pods.create(&params, &pod).await;
+                told.send_replace(Arrival::of(&answer));
+                answer
+            };
+            cluster.ask(&what, answered).await.map(drop)
+        });
+        request.await.unwrap_or_else(|error| Err(Error::Failed(format!("cannot make a pod: {error}"))))
     }
 
     /// Deletes a pod that was made, or all that are left.
     pub async fn dismiss(&self, pod: Option<&str>) {
-        let leaving: Vec<(String, String)> = {
-            let mut guests = self.guests.lock().unwrap_or_else(PoisonError::into_inner);
-            guests
-                .extract_if(.., |(namespace, name)| {
-                    pod.is_none_or(|pod| pod == name && *namespace == self.namespace)
-                })
-                .collect()
-        };
-        for (namespace, name) in leaving {
-            let pods = self.within(&namespace).objects("v1", "Pod", "pods");
-            match self.ask(&format!("delete pod {name}"), pods.delete(&name, &DeleteParams::default())).await
-            {
-                Ok(_) | Err(Error::NotFound(_)) => {}
-                Err(error) => eprintln!("Warning: {error}; kubectl -n {namespace} delete pod {name}"),
-            }
-        }
+        let which = pod.map(|pod| (self.namespace.as_str(), pod));
+        let delete = async |namespace: &str, pod: &str| self.within(namespace).delete_pod(pod).await;
+        self.guests.dismiss(which, delete).await;
+    }
+
+    /// Deletes a pod.
+    pub async fn delete_pod(&self, pod: &str) -> Result<(), Error> {
+        let pods = self.objects("v1", "Pod", "pods");
+        self.ask(&format!("delete pod {pod}"), pods.delete(pod, &DeleteParams::default())).await.map(drop)
     }
 
     /// One request, in bounded time. `what` reads like `get jobqueue hello`.

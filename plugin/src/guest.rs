@@ -1,9 +1,9 @@
 //! The pod that stands in when a queue has none: made of the workers' own template, it waits to be asked, and is deleted
-//! on every exit. Should nobody get to that, its deadline ends it, and it goes with its queue.
+//! on every exit. Should nobody get to that, its deadline ends it; then the next command, or the end of its queue, deletes it.
 use std::time::Duration;
 
 use kube::ResourceExt;
-use kube::api::{DynamicObject, PostParams};
+use kube::api::DynamicObject;
 use operator::api::v1alpha1::JobQueue;
 use operator::controller::QUEUE_LABEL;
 use serde_json::{Value, json};
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::cluster::Cluster;
 use crate::error::Error;
 
-/// The name of its container.
+/// The name of its container, and the part of the queue that it is.
 pub const CONTAINER: &str = "admin";
 /// It ends by itself after this long: longer than anything but a requeue with a small `--rate`.
 const DEADLINE: u64 = 6 * 3600;
@@ -86,7 +86,7 @@ pub fn pod(queue: &JobQueue, deployment: &Value, suffix: &str) -> Result<Value, 
             "labels": {
                 "app.kubernetes.io/name": "jobqueue",
                 "app.kubernetes.io/instance": name,
-                "app.kubernetes.io/component": "admin",
+                "app.kubernetes.io/component": CONTAINER,
                 "app.kubernetes.io/managed-by": "kubectl-jobqueue",
                 QUEUE_LABEL: name,
             },
@@ -118,6 +118,7 @@ pub async fn create(cluster: &Cluster, queue: &JobQueue) -> Result<(String, Stri
              kubectl jobqueue describe {name} says what it waits for"
         ))
     })?;
+    clear_away(cluster, &name).await;
     let deployment = serde_json::to_value(deployment).unwrap_or_default();
     let suffix = &queue.uid().unwrap_or_default().chars().take(4).collect::<String>();
     let now = jiff::Timestamp::now().as_nanosecond();
@@ -125,12 +126,24 @@ pub async fn create(cluster: &Cluster, queue: &JobQueue) -> Result<(String, Stri
     let config = config_argument(&object["spec"]["containers"][0]);
     let object: DynamicObject = serde_json::from_value(object)
         .map_err(|error| Error::Failed(format!("cannot make a pod for jobqueue {name}: {error}")))?;
-    let pods = cluster.objects("v1", "Pod", "pods");
     let made = object.name_any();
-    cluster.expect_guest(&made);
     let what = format!("create a pod in namespace {}, because jobqueue {name} has none", cluster.namespace);
-    cluster.ask(&what, pods.create(&PostParams::default(), &object)).await?;
+    cluster.make_guest(&what, object).await?;
     Ok((made, config))
+}
+
+/// Deletes what is left of earlier ones that nobody got to delete. Not getting to it now is no reason not to go on.
+async fn clear_away(cluster: &Cluster, queue: &str) {
+    let Ok(pods) = cluster.pods_of(queue, Some(CONTAINER)).await else { return };
+    for pod in pods.iter().filter(|pod| has_ended(pod)) {
+        let _ = cluster.delete_pod(&pod.name_any()).await;
+    }
+}
+
+/// Whether a pod has ended, by its deadline or otherwise, and is not being deleted: pure.
+fn has_ended(pod: &DynamicObject) -> bool {
+    let phase = pod.data["status"]["phase"].as_str();
+    pod.metadata.deletion_timestamp.is_none() && matches!(phase, Some("Failed" | "Succeeded"))
 }
 
 /// Waits until the pod runs.
@@ -250,6 +263,20 @@ mod tests {
         assert_eq!(pod["spec"]["restartPolicy"], "Never");
         assert_eq!(pod["spec"]["securityContext"]["runAsNonRoot"], true);
         assert_eq!(pod["spec"]["containers"][0]["securityContext"]["readOnlyRootFilesystem"], true);
+    }
+
+    #[test]
+    fn only_a_pod_that_has_ended_is_cleared_away() {
+        let pod = |phase: &str, deleted: Option<&str>| -> DynamicObject {
+            serde_json::from_value(json!({
+                "metadata": { "name": "p", "deletionTimestamp": deleted }, "status": { "phase": phase },
+            }))
+            .unwrap()
+        };
+        assert!(has_ended(&pod("Failed", None)) && has_ended(&pod("Succeeded", None)));
+        // Somebody else's command may run in it.
+        assert!(!has_ended(&pod("Running", None)) && !has_ended(&pod("Pending", None)));
+        assert!(!has_ended(&pod("Failed", Some("2026-01-01T00:00:00Z"))));
     }
 
     #[test]

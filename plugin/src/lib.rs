@@ -13,6 +13,7 @@ pub mod completion;
 pub mod error;
 pub mod figures;
 pub mod guest;
+pub mod guests;
 pub mod interrupt;
 pub mod live;
 pub mod mask;
