@@ -10,7 +10,7 @@ use kube::api::{DynamicObject, PostParams};
 use kube::{Api, CustomResourceExt as _, ResourceExt};
 use operator::api::v1alpha1::JobQueue;
 
-use checks::{finding, unseen};
+use checks::{finding, unexamined, unseen};
 
 use crate::cli::Doctor;
 use crate::cluster::{Cluster, resource};
@@ -54,31 +54,49 @@ pub async fn run(cluster: &Cluster, args: &Doctor, interrupt: &Interrupt) -> Res
         name: "cluster".into(),
         findings: interrupt.or(async { Ok(installation(cluster).await) }).await?,
     }];
+    let mut unseen_for = None;
     for queue in &queues {
         let within = cluster.within(&queue.namespace().unwrap_or_default());
         // Nothing is changed by it, so it may be left at any point.
-        let findings = interrupt.or(Box::pin(of_queue(&within, queue, interrupt))).await?;
-        all.push(About { namespace: within.namespace.clone(), name: queue.name_any(), findings });
+        let examined = interrupt.or(Box::pin(of_queue(&within, queue, interrupt))).await?;
+        unseen_for = unseen_for.or(examined.unseen_for);
+        let (namespace, name) = (within.namespace.clone(), queue.name_any());
+        all.push(About { namespace, name, findings: examined.findings });
     }
     if let Some(format) = args.output {
         print::data(format, &all)?;
     } else {
         print::text(&page(&all, Paint::detect()))?;
     }
+    verdict(&all, unseen_for)
+}
+
+/// What to end with: nobody shall take for well what was not looked at. Pure.
+fn verdict(all: &[About], unseen_for: Option<Error>) -> Result<(), Error> {
     let errors = all.iter().flat_map(|about| &about.findings).filter(|one| one.severity == "error").count();
-    match errors {
-        0 => Ok(()),
-        1 => Err(Error::Failed("1 thing must be put right".into())),
-        more => Err(Error::Failed(format!("{more} things must be put right"))),
+    match (errors, unseen_for) {
+        (0, None) => Ok(()),
+        (0, Some(error)) => Err(error),
+        (1, _) => Err(Error::Failed("1 thing must be put right".into())),
+        (more, _) => Err(Error::Failed(format!("{more} things must be put right"))),
     }
 }
 
-/// Everything about one queue, the worst first.
+/// Everything about one queue.
+#[derive(Debug)]
+pub struct Examination {
+    /// The worst first.
+    pub findings: Vec<Finding>,
+    /// Why its Redis was not examined, if it was not.
+    pub unseen_for: Option<Error>,
+}
+
+/// Examines one queue.
 pub async fn of_queue(
     cluster: &Cluster,
     queue: &JobQueue,
     interrupt: &Interrupt,
-) -> Result<Vec<Finding>, Error> {
+) -> Result<Examination, Error> {
     let mut findings = checks::conditions(queue);
     findings.extend(checks::times(queue));
     let name = queue.name_any();
@@ -91,6 +109,7 @@ pub async fn of_queue(
         let (examined, ended) = remote.json::<Examined>(&["doctor".into()]).await?;
         if ended.code > 1 { Err(remote.failed(&ended)) } else { Ok(examined.findings) }
     });
+    let mut unseen_for = None;
     match asked.await {
         // The same rule, by the configuration that the workers read: theirs is nearer to the truth.
         Ok(inside) => {
@@ -98,18 +117,14 @@ pub async fn of_queue(
             findings.extend(inside);
         }
         Err(Error::Interrupted) => return Err(Error::Interrupted),
-        Err(error @ Error::Remote { .. }) => findings.push(finding(
-            "error",
-            "redis",
-            &error.to_string(),
-            "no job is enqueued, run or settled",
-            "bring Redis back, or correct spec.redis and its Secret",
-        )),
-        Err(error) => findings.push(unseen("redis", &error)),
+        Err(error) => {
+            findings.push(unexamined(&error));
+            unseen_for = Some(error);
+        }
     }
     let rank = |one: &Finding| ["error", "warning", "info"].iter().position(|name| *name == one.severity);
     findings.sort_by_key(rank);
-    Ok(findings)
+    Ok(Examination { findings, unseen_for })
 }
 
 /// What the asker may not do.
@@ -234,6 +249,22 @@ mod tests {
         assert!(plain.contains("error    away [redis]") && plain.contains("fix: bring it back"), "{plain}");
         let painted = page(&[about], Paint(true));
         assert!(painted.contains("\u{1b}[31merror   \u{1b}[0m away [redis]"), "{painted}");
+    }
+
+    #[test]
+    fn a_redis_that_nobody_could_look_at_is_not_called_well() {
+        let about = |severity: &str| About {
+            namespace: "a".into(),
+            name: "hello".into(),
+            findings: vec![finding(severity, "redis", "x", "y", "z")],
+        };
+        let ended = |severity: &str, why: Option<Error>| {
+            verdict(&[about(severity)], why).map_err(|error| error.code())
+        };
+        assert_eq!(ended("warning", None), Ok(()));
+        assert_eq!(ended("info", Some(Error::Forbidden("no".into()))), Err(4));
+        assert_eq!(ended("warning", Some(Error::Unreachable("no".into()))), Err(5));
+        assert_eq!(ended("error", Some(Error::Forbidden("no".into()))), Err(1));
     }
 
     #[test]

@@ -187,7 +187,7 @@ async fn of_queue(
         Err(error) => bundle.error(&format!("{place}/stats"), &error)?,
     }
     match doctor::of_queue(cluster, queue, interrupt).await {
-        Ok(found) => bundle.value(&format!("{place}/doctor.yaml"), json!(found)),
+        Ok(found) => bundle.value(&format!("{place}/doctor.yaml"), json!(found.findings)),
         Err(error) => bundle.error(&format!("{place}/doctor"), &error),
     }
 }

@@ -1,7 +1,8 @@
 //! What the cluster's objects say is wrong: pure, one function a kind of object.
+use jobqueue::config::Duration;
 use kube::ResourceExt;
 use kube::api::DynamicObject;
-use operator::api::v1alpha1::JobQueue;
+use operator::api::v1alpha1::{JobQueue, TypeHandler};
 use serde_json::Value;
 
 use crate::error::Error;
@@ -16,15 +17,29 @@ pub fn finding(severity: &str, id: &str, what: &str, why: &str, fix: &str) -> Fi
     Finding { id: id.into(), severity: severity.into(), what: what.into(), why: why.into(), fix: fix.into() }
 }
 
-/// Something that could not be looked at.
+/// Something that could not be looked at. What a person may not see is no fault; what does not answer is one.
 pub fn unseen(id: &str, error: &Error) -> Finding {
-    finding(
-        "info",
-        id,
-        &format!("could not be looked at: {error}"),
-        "what is wrong there stays unknown",
-        "ask for the right, or run it as somebody who has it",
-    )
+    let (severity, fix) = match error {
+        Error::Forbidden(_) => ("info", "ask for the right, or run it as somebody who has it"),
+        _ => ("warning", "do what the message says, and run it again"),
+    };
+    let what = format!("could not be looked at: {error}");
+    finding(severity, id, &what, "what is wrong there stays unknown", fix)
+}
+
+/// What is known when the queue's Redis could not be examined.
+pub fn unexamined(error: &Error) -> Finding {
+    match error {
+        // The command ran, and could not do it.
+        Error::Remote { code: 1, said } => finding(
+            "error",
+            "redis",
+            said,
+            "no job is enqueued, run or settled",
+            "bring Redis back, or correct spec.redis and its Secret",
+        ),
+        other => unseen("redis", other),
+    }
 }
 
 /// What the operator says: pure.
@@ -87,22 +102,42 @@ pub fn conditions(queue: &JobQueue) -> Vec<Finding> {
     findings
 }
 
+/// How long a job may take: the longest of all handlers, and the field that says so; nothing if none has a timeout.
+fn longest(queue: &JobQueue) -> Option<(u64, String)> {
+    let seconds = |timeout: Option<Duration>| timeout.map_or(JOB_TIMEOUT, |timeout| timeout.get().as_secs());
+    let handler = queue.spec.worker.handler.as_ref();
+    let posted = handler.and_then(|handler| handler.http.as_ref()).map(|http| http.timeout);
+    let types = queue.spec.async_jobs.as_ref().map(|jobs| &jobs.handlers).filter(|types| !types.is_empty());
+    let Some(types) = types else {
+        let http = posted.map(|timeout| (seconds(timeout), "worker.handler.http.timeout".to_owned()));
+        let run = handler.and_then(|handler| handler.command.as_ref());
+        let run = run.map(|run| (seconds(run.timeout), "worker.handler.command.timeout".to_owned()));
+        return http.or(run);
+    };
+    let of_type = |(name, handler): (&String, &TypeHandler)| {
+        let http = handler.http.as_ref().map(|http| {
+            // One without a url is that of the worker, with its timeout unless it has its own.
+            let shared = if http.url.is_none() { posted.flatten() } else { None };
+            (seconds(http.timeout.or(shared)), "http")
+        });
+        let run = handler.command.as_ref().map(|run| (seconds(run.timeout), "command"));
+        http.or(run).map(|(timeout, kind)| (timeout, format!("async.handlers.{name}.{kind}.timeout")))
+    };
+    types.iter().filter_map(of_type).max_by_key(|(timeout, _)| *timeout)
+}
+
 /// Grace, drain and job timeouts: pure.
 pub fn times(queue: &JobQueue) -> Vec<Finding> {
+    let Some((timeout, field)) = longest(queue) else { return vec![] };
     let worker = &queue.spec.worker;
-    let handler = worker.handler.as_ref();
-    let http = handler.and_then(|handler| handler.http.as_ref()).map(|http| http.timeout);
-    let command = handler.and_then(|handler| handler.command.as_ref()).map(|command| command.timeout);
-    let Some(timeout) = http.or(command) else { return vec![] };
-    let timeout = timeout.map_or(JOB_TIMEOUT, |timeout| timeout.get().as_secs());
     let drain = worker.drain_timeout.get().as_secs();
     let mut findings = vec![];
     if timeout > drain {
         findings.push(finding(
             "warning", "drain",
-            &format!("a job may take {timeout}s, and a pod that is stopped from outside waits {drain}s for it"),
+            &format!("a job may take {timeout}s ({field}), and a pod that is stopped from outside waits {drain}s for it"),
             "an eviction or a rollout may interrupt jobs; they are run again, uncounted",
-            &format!("worker.drainTimeout: {timeout}s (the grace period follows), or a shorter timeout of the handler"),
+            &format!("worker.drainTimeout: {timeout}s (the grace period follows), or a shorter {field}"),
         ));
     }
     let scaling = queue.spec.scaling.drain_timeout.map(|bound| bound.get().as_secs());
@@ -110,7 +145,9 @@ pub fn times(queue: &JobQueue) -> Vec<Finding> {
         findings.push(finding(
             "warning",
             "scale-in",
-            &format!("a job may take {timeout}s, and a worker that is too many goes after {bound}s"),
+            &format!(
+                "a job may take {timeout}s ({field}), and a worker that is too many goes after {bound}s"
+            ),
             "scaling in may interrupt jobs; they are run again, uncounted",
             &format!(
                 "scaling.drainTimeout: {timeout}s, or leave it out: then a worker goes when it has finished"
@@ -216,6 +253,50 @@ mod tests {
         let short = json!({ "worker": { "handler": { "command": { "argv": ["x"], "timeout": "10s" } } } });
         assert!(times(&queue(short, json!({}))).is_empty());
         assert!(times(&queue(json!({}), json!({}))).is_empty(), "simulated jobs have no timeout");
+    }
+
+    #[test]
+    fn of_the_handlers_of_async_jobs_the_slowest_is_told() {
+        let spec = json!({
+            "protocol": "async",
+            "worker": { "handler": { "http": { "url": "http://a", "timeout": "9m" } } },
+            "async": { "handlers": {
+                "email": { "http": { "url": "http://mailer", "timeout": "30s" } },
+                "resize": { "command": { "argv": ["x"], "timeout": "5m" } },
+                "default": { "simulate": {} },
+            } },
+        });
+        let found = times(&queue(spec.clone(), json!({})));
+        assert_eq!(ids(&found), [("warning".into(), "drain".into())]);
+        assert!(found[0].what.contains("300s (async.handlers.resize.command.timeout)"), "{}", found[0].what);
+        // One that posts where the worker does has the worker's timeout.
+        let mut shared = spec.clone();
+        shared["async"]["handlers"]["email"] = json!({ "http": {} });
+        assert_eq!(
+            longest(&queue(shared, json!({}))),
+            Some((540, "async.handlers.email.http.timeout".into()))
+        );
+        let mut simulated = spec;
+        simulated["async"]["handlers"] = json!({ "default": { "simulate": {} } });
+        assert_eq!(longest(&queue(simulated, json!({}))), None);
+    }
+
+    #[test]
+    fn only_a_missing_right_is_to_be_asked_for() {
+        let forbidden = unexamined(&Error::Forbidden("you may not exec".into()));
+        assert!(forbidden.severity == "info" && forbidden.fix.contains("ask for the right"), "{forbidden:?}");
+        for error in [
+            Error::Failed("pod p does not start: ErrImagePull".into()),
+            Error::Unreachable("the cluster does not answer".into()),
+            Error::PodGone { pod: "p".into(), why: "gone".into() },
+            Error::Remote { code: 2, said: "the configuration is wrong".into() },
+        ] {
+            let found = unexamined(&error);
+            assert_eq!((found.severity.as_str(), found.id.as_str()), ("warning", "redis"));
+            assert!(found.what.contains(&error.to_string()) && !found.fix.contains("right"), "{found:?}");
+        }
+        let away = unexamined(&Error::Remote { code: 1, said: "cannot reach Redis at x".into() });
+        assert!(away.severity == "error" && away.fix.contains("bring Redis back"), "{away:?}");
     }
 
     #[test]
