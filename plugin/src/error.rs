@@ -32,6 +32,13 @@ pub enum Error {
         /// What is known of it.
         why: String,
     },
+    /// A command was cut off in the middle. Every step of every command is whole, so it may be begun anew; one that would
+    /// do something twice by that says so instead.
+    #[error("{why} in the middle of the command; every job is in one place, once: run it again")]
+    CutOff {
+        /// What happened.
+        why: String,
+    },
     /// Ctrl-C.
     #[error("interrupted")]
     Interrupted,
@@ -53,7 +60,7 @@ impl Error {
             Self::Usage(_) => 2,
             Self::NotFound(_) => 3,
             Self::Forbidden(_) => 4,
-            Self::Unreachable(_) | Self::PodGone { .. } => 5,
+            Self::Unreachable(_) | Self::PodGone { .. } | Self::CutOff { .. } => 5,
             Self::Interrupted => INTERRUPTED,
             Self::Remote { code, .. } => *code,
         }

@@ -159,7 +159,14 @@ async fn invite(cluster: &Cluster, queue: &JobQueue, interrupt: &Interrupt) -> R
         cluster.dismiss(Some(&pod)).await;
         return Err(error);
     }
-    Ok(Seat { pod, container: guest::CONTAINER.into(), program: "/worker".into(), config, guest: true, drains: false })
+    Ok(Seat {
+        pod,
+        container: guest::CONTAINER.into(),
+        program: "/worker".into(),
+        config,
+        guest: true,
+        drains: false,
+    })
 }
 
 impl Remote<'_> {
@@ -291,16 +298,7 @@ impl Remote<'_> {
                 () = &mut silent, if told => return Err(Error::Interrupted),
             }
         }
-        let end = end(status.await);
-        ended.code = match end {
-            End::Exited(KILLED) | End::Broken if unheard => {
-                return Err(Error::PodGone { pod: self.seat.pod.clone(), why: "the command was cut off".into() });
-            }
-            End::Exited(code) => code,
-            // It was never begun, whatever was to be sent.
-            End::NotStarted(why) => return Err(Error::PodGone { pod: self.seat.pod.clone(), why }),
-            End::Broken => return Err(broken()),
-        };
+        ended.code = code(end(status.await), unheard, &self.seat.pod)?;
         if cut && ended.code != 0 {
             return Err(Error::Interrupted);
         }
@@ -323,6 +321,23 @@ impl Remote<'_> {
             ));
         }
         Error::Remote { code: ended.code, said: format!("jobqueue {}: {said}", self.queue) }
+    }
+}
+
+/// The exit code of a command, or why it has none: pure. `unheard`: it has said nothing, and may be begun anew elsewhere.
+fn code(end: End, unheard: bool, pod: &str) -> Result<u8, Error> {
+    match end {
+        End::Exited(KILLED) | End::Broken if unheard => {
+            Err(Error::PodGone { pod: pod.into(), why: "the command was cut off".into() })
+        }
+        // Killed are also those that need more memory than there is.
+        End::Exited(KILLED) => {
+            Err(Error::CutOff { why: format!("pod {pod} went away, or ran out of memory,") })
+        }
+        End::Broken => Err(Error::CutOff { why: format!("the connection to pod {pod} broke") }),
+        End::Exited(code) => Ok(code),
+        // It was never begun, whatever was to be sent.
+        End::NotStarted(why) => Err(Error::PodGone { pod: pod.into(), why }),
     }
 }
 
@@ -422,5 +437,16 @@ mod tests {
         let gone = json!({ "status": "Failure", "message": "container not found" });
         assert_eq!(status(gone), End::NotStarted("container not found".into()));
         assert_eq!(end(None), End::Broken);
+    }
+
+    #[test]
+    fn a_command_that_was_cut_off_is_begun_anew_only_if_it_had_said_nothing() {
+        for end in [|| End::Exited(KILLED), || End::Broken] {
+            assert!(matches!(code(end(), true, "p"), Err(Error::PodGone { .. })));
+            let cut = code(end(), false, "p").unwrap_err();
+            assert!(cut.code() == 5 && cut.to_string().contains("run it again"), "{cut}");
+        }
+        assert!(matches!(code(End::NotStarted("no".into()), false, "p"), Err(Error::PodGone { .. })));
+        assert_eq!(code(End::Exited(1), false, "p").ok(), Some(1));
     }
 }

@@ -4,7 +4,9 @@ use std::io::Read as _;
 use std::path::Path;
 
 use jiff::Timestamp;
+use operator::api::v1alpha1::Protocol;
 use serde_json::Value;
+use uuid::Uuid;
 
 use crate::cli::{Enqueue, Job, Peek};
 use crate::cluster::Cluster;
@@ -194,6 +196,7 @@ pub async fn enqueue(cluster: &Cluster, args: &Enqueue, interrupt: &Interrupt) -
         Some(path) => interrupt.or_read(move || read_jobs(&path)).await?,
     };
     let queue = interrupt.or(cluster.queue(&args.name)).await?;
+    let (fields, id) = identified(&args.arg, queue.spec.protocol, Uuid::new_v4());
     let mut command = vec!["enqueue".to_owned()];
     command.extend(args.queue.iter().map(|queue| format!("--queue={queue}")));
     let input = if args.file.is_some() {
@@ -201,7 +204,7 @@ pub async fn enqueue(cluster: &Cluster, args: &Enqueue, interrupt: &Interrupt) -
         command.extend(["--file=-".into(), format!("--bytes={}", input.len())]);
         Input::Bytes(&input)
     } else {
-        command.extend(args.arg.iter().map(|field| format!("--arg={field}")));
+        command.extend(fields.iter().map(|field| format!("--arg={field}")));
         // Nothing to read, and nothing to repeat: said twice, it would be two jobs.
         Input::Bytes(&[])
     };
@@ -210,13 +213,42 @@ pub async fn enqueue(cluster: &Cluster, args: &Enqueue, interrupt: &Interrupt) -
         // Stopped in between, the answer says which jobs are enqueued already.
         if matches!(ended.code, 0 | INTERRUPTED) { Ok((answer, ended)) } else { Err(remote.failed(&ended)) }
     })
-    .await?;
+    .await
+    .map_err(|error| in_doubt(error, &args.name, id.as_deref()))?;
     if let Some(format) = args.output {
         print::data(format, &answer)?;
     } else {
         print::text(&enqueued(&answer))?;
     }
     if ended.code == INTERRUPTED { Err(Error::Interrupted) } else { Ok(()) }
+}
+
+/// The fields of a job, and its id: one is chosen where there is none, so that the job can be looked for, whatever becomes of
+/// the connection. From a file nothing is chosen: its jobs are sent as they are. Pure.
+fn identified(given: &[String], protocol: Protocol, chance: Uuid) -> (Vec<String>, Option<String>) {
+    // As a worker makes them.
+    let (name, id) = match protocol {
+        Protocol::Files => ("id=", chance.to_string()),
+        Protocol::Sidekiq => ("jid=", chance.simple().to_string()[..24].to_owned()),
+        Protocol::Async => return (given.to_vec(), None),
+    };
+    if given.is_empty() {
+        return (vec![], None);
+    }
+    if let Some(id) = given.iter().find_map(|field| field.strip_prefix(name)) {
+        return (given.to_vec(), Some(id.to_owned()));
+    }
+    let chosen = format!("{name}{id}");
+    (given.iter().cloned().chain([chosen]).collect(), Some(id))
+}
+
+/// To enqueue is the one command that does something twice when it is run twice: cut off, it may have been done. Pure.
+fn in_doubt(error: Error, queue: &str, id: Option<&str>) -> Error {
+    let Error::CutOff { why } = error else { return error };
+    let id = id.map_or_else(|| "with the id of each".into(), |id| shown(id, WIDEST));
+    Error::Unreachable(format!(
+        "{why} before it was said whether the jobs are enqueued: look with kubectl jobqueue job {queue} {id} before you run it again"
+    ))
 }
 
 /// The jobs that were enqueued, a line each: pure.
@@ -285,6 +317,30 @@ mod tests {
         }
         let lines = enqueued(&json!({ "jobs": [{ "id": evil, "queue": evil }] }));
         assert_eq!(lines, "job/x\\u{1b}[2J\\u{202e} enqueued in x\\u{1b}[2J\\u{202e}\n");
+    }
+
+    #[test]
+    fn a_job_without_an_id_is_given_one_that_can_be_named() {
+        let given = ["filepath=/a".to_owned()];
+        let choose = Uuid::from_u128(0x0123_4567_89ab_cdef_0123_4567_89ab_cdef);
+        let (fields, id) = identified(&given, Protocol::Files, choose);
+        assert_eq!(fields, ["filepath=/a", "id=01234567-89ab-cdef-0123-456789abcdef"]);
+        assert_eq!(id.as_deref(), Some("01234567-89ab-cdef-0123-456789abcdef"));
+        let (fields, _) = identified(&given, Protocol::Sidekiq, choose);
+        assert_eq!(fields[1], "jid=0123456789abcdef01234567");
+        let given = ["id=mine".to_owned(), "filepath=/a".to_owned()];
+        assert_eq!(identified(&given, Protocol::Files, choose), (given.to_vec(), Some("mine".into())));
+        assert_eq!(identified(&[], Protocol::Files, choose), (vec![], None), "those of a file are its own");
+    }
+
+    #[test]
+    fn an_enqueue_that_was_cut_off_is_in_doubt_and_says_how_to_look() {
+        let cut = || Error::CutOff { why: "the connection to pod p broke".into() };
+        let said = in_doubt(cut(), "hello", Some("7"));
+        assert_eq!(said.code(), 5);
+        assert!(said.to_string().contains("kubectl jobqueue job hello 7 before you run it again"), "{said}");
+        assert!(in_doubt(cut(), "hello", None).to_string().contains("the id of each"));
+        assert_eq!(in_doubt(Error::Interrupted, "hello", None).code(), 130);
     }
 
     #[test]
