@@ -60,8 +60,10 @@ pub enum Overlay {
     None,
     /// The keys.
     Help,
-    /// Shall the selected queue be paused (or resumed)?
+    /// Shall a queue be paused (or resumed)?
     Confirm {
+        /// Which: the selected one when it was asked, whatever is selected when it is answered.
+        queue: Key,
         /// Pause, else resume.
         pause: bool,
     },
@@ -236,8 +238,8 @@ impl Model {
         match std::mem::take(&mut self.overlay) {
             Overlay::None => self.press_plain(pressed.code),
             Overlay::Help => None,
-            Overlay::Confirm { pause } => match pressed.code {
-                KeyCode::Char('y') | KeyCode::Enter => Some(Wish::Pause(self.selected.clone()?, pause)),
+            Overlay::Confirm { queue, pause } => match pressed.code {
+                KeyCode::Char('y') | KeyCode::Enter => Some(Wish::Pause(queue, pause)),
                 _ => {
                     self.message = Some("Nothing was changed".into());
                     None
@@ -278,8 +280,8 @@ impl Model {
             KeyCode::Home | KeyCode::Char('g') => self.select(self.queues.first().map(key)),
             KeyCode::End | KeyCode::Char('G') => self.select(self.queues.last().map(key)),
             KeyCode::Char('p') => {
-                let pause = !self.current()?.paused;
-                self.overlay = Overlay::Confirm { pause };
+                let current = self.current()?;
+                self.overlay = Overlay::Confirm { queue: key(current), pause: !current.paused };
             }
             KeyCode::Char('d') => {
                 let queue = self.selected.clone()?;
@@ -351,6 +353,16 @@ mod tests {
         for _ in 0..9 {
             press(&mut model, 'j');
         }
+    #[test]
+    fn a_yes_is_about_the_queue_that_was_asked_about_though_it_is_gone_by_then() {
+        let mut model = model();
+        press(&mut model, 'j');
+        press(&mut model, 'p');
+        model.heard_queues(vec![queue("x", 1), queue("z", 20)]);
+        assert_eq!(model.current().unwrap().name, "x");
+        assert_eq!(press(&mut model, 'y'), Some(Wish::Pause(("a".into(), "y".into()), true)));
+    }
+
         assert!(matches!(model.overlay, Overlay::Dead { from: 2, .. }), "{:?}", model.overlay);
         assert_eq!(press(&mut model, 'q'), None, "it leaves the letters, not the program");
         assert_eq!(press(&mut model, 'q'), Some(Wish::Quit));

@@ -207,8 +207,7 @@ fn draw_overlay(frame: &mut Frame, model: &Model, area: Rect) {
             });
             (" Keys ".to_owned(), lines.to_vec(), 10)
         }
-        Overlay::Confirm { pause } => {
-            let name = model.selected.as_ref().map(|(_, name)| name.clone()).unwrap_or_default();
+        Overlay::Confirm { queue: (_, name), pause } => {
             let what = if *pause {
                 "No worker takes another job; those that run finish."
             } else {
