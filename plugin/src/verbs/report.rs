@@ -109,13 +109,17 @@ fn references(value: &Value, names: &mut Vec<String>) {
         Value::Object(fields) => {
             for (field, value) in fields {
                 let lower = field.to_lowercase();
-                if lower.ends_with("secretref") || lower == "secretkeyref" {
+                // A volume has `secret.secretName`, a source of a projected one `secret.name`.
+                if lower.ends_with("secretref") || lower == "secretkeyref" || lower == "secret" {
                     names.extend(value["name"].as_str().map(str::to_owned));
                 } else if lower == "secretname" {
                     names.extend(value.as_str().map(str::to_owned));
                 }
                 references(value, names);
             }
+                } else if lower == "imagepullsecrets" {
+                    let listed = value.as_array().into_iter().flatten();
+                    names.extend(listed.filter_map(|one| Some(one["name"].as_str()?.to_owned())));
         }
         Value::Array(entries) => entries.iter().for_each(|entry| references(entry, names)),
         _ => {}
@@ -360,10 +364,11 @@ mod tests {
         references(
             &json!({ "redis": { "external": { "secretRef": { "name": "a" } } }, "worker": { "template": { "spec": {
                 "containers": [{ "env": [{ "valueFrom": { "secretKeyRef": { "name": "b" } } }] }],
-                "volumes": [{ "secret": { "secretName": "c" } }] } } }, "api": { "tokenSecretRef": { "name": "d" } } }),
+                "imagePullSecrets": [{ "name": "e" }],
+                "volumes": [{ "secret": { "secretName": "c" } }, { "projected": { "sources": [{ "configMap": { "name": "x" } }, { "secret": { "name": "f" } }] } }] } } }, "api": { "tokenSecretRef": { "name": "d" } } }),
             &mut names,
         );
         names.sort();
-        assert_eq!(names, ["a", "b", "c", "d"]);
+        assert_eq!(names, ["a", "b", "c", "d", "e", "f"]);
     }
 }
