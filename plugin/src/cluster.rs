@@ -6,12 +6,57 @@ use kube::api::{DeleteParams, DynamicObject, ListParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::core::{ApiResource, GroupVersionKind};
 use kube::{Api, Client, Config, ResourceExt};
+use operator::api::stored::Stored;
 use operator::api::v1alpha1::JobQueue;
 use operator::controller::QUEUE_LABEL;
 
 use crate::cli::{Target, Which};
 use crate::error::Error;
 use crate::guests::{Arrival, Guests};
+use crate::table::whole;
+
+/// Queues that were listed.
+#[derive(Debug, Default)]
+pub struct Listing {
+    /// By namespace and name.
+    pub queues: Vec<JobQueue>,
+    /// Those that this version cannot read, with why: a newer operator knows more words. They hide no other.
+    pub unreadable: Vec<(JobQueue, Error)>,
+}
+
+impl Listing {
+    /// Those that can be read; of the others it is said that they are there.
+    pub fn tell(self) -> Vec<JobQueue> {
+        for (_, error) in &self.unreadable {
+            eprintln!("Warning: {}", whole(&error.to_string()));
+        }
+        self.queues
+    }
+
+    fn of(stored: impl IntoIterator<Item = Stored>) -> Self {
+        let mut listing = Self::default();
+        for one in stored {
+            match readable(one) {
+                Ok(queue) => listing.queues.push(queue),
+                Err(unreadable) => listing.unreadable.push(*unreadable),
+            }
+        }
+        listing.queues.sort_by_key(|queue| (queue.namespace(), queue.name_any()));
+        listing
+    }
+}
+
+/// A queue, or what is known of it and why that is not all: pure.
+fn readable(stored: Stored) -> Result<JobQueue, Box<(JobQueue, Error)>> {
+    let Stored { queue, unreadable } = stored;
+    let Some(why) = unreadable else { return Ok(queue) };
+    let error = Error::Failed(format!(
+        "this version cannot read jobqueue {} in namespace {} ({why}); kubectl jobqueue --version compares the versions",
+        queue.name_any(),
+        queue.namespace().unwrap_or_default()
+    ));
+    Err(Box::new((queue, error)))
+}
 
 /// A conversation with the cluster.
 #[derive(Clone)]
@@ -120,9 +165,9 @@ impl Cluster {
 
     /// One queue, which must be there.
     pub async fn queue(&self, name: &str) -> Result<JobQueue, Error> {
-        let queues = self.queues();
+        let queues: Api<Stored> = Api::namespaced(self.client.clone(), &self.namespace);
         let found = self.ask(&format!("get jobqueue {name}"), queues.get(name)).await;
-        found.map_err(|error| match error {
+        found.and_then(|found| readable(found).map_err(|unreadable| unreadable.1)).map_err(|error| match error {
             Error::NotFound(said) if said.contains("not found") => Error::NotFound(format!(
                 "there is no JobQueue {name} in namespace {}; kubectl jobqueue list -A shows those there are",
                 self.namespace
@@ -131,31 +176,33 @@ impl Cluster {
         })
     }
 
-    /// The queues that were asked for, by namespace and name.
-    pub async fn select(&self, which: &Which) -> Result<Vec<JobQueue>, Error> {
-        if let Some(name) = &which.name {
-            if which.all_namespaces {
-                let all = self.list(true, None).await?;
-                let found: Vec<JobQueue> =
-                    all.into_iter().filter(|queue| queue.name_any() == *name).collect();
-                if found.is_empty() {
-                    return Err(Error::NotFound(format!("there is no JobQueue {name} in any namespace")));
-                }
-                return Ok(found);
-            }
-            return Ok(vec![self.queue(name).await?]);
+    /// The queues that were asked for.
+    pub async fn select(&self, which: &Which) -> Result<Listing, Error> {
+        let Some(name) = &which.name else {
+            return self.list(which.all_namespaces, which.selector.as_deref()).await;
+        };
+        if !which.all_namespaces {
+            return Ok(Listing { queues: vec![self.queue(name).await?], unreadable: vec![] });
         }
-        self.list(which.all_namespaces, which.selector.as_deref()).await
+        let mut found = self.list(true, None).await?;
+        found.queues.retain(|queue| queue.name_any() == *name);
+        found.unreadable.retain(|(queue, _)| queue.name_any() == *name);
+        if found.queues.is_empty() && found.unreadable.is_empty() {
+            return Err(Error::NotFound(format!("there is no JobQueue {name} in any namespace")));
+        }
+        Ok(found)
     }
 
     /// The queues of the namespace, or of all.
-    pub async fn list(&self, everywhere: bool, selector: Option<&str>) -> Result<Vec<JobQueue>, Error> {
-        let api = if everywhere { Api::all(self.client.clone()) } else { self.queues() };
+    pub async fn list(&self, everywhere: bool, selector: Option<&str>) -> Result<Listing, Error> {
+        let api: Api<Stored> = if everywhere {
+            Api::all(self.client.clone())
+        } else {
+            Api::namespaced(self.client.clone(), &self.namespace)
+        };
         let what = if everywhere { "list jobqueues of all namespaces" } else { "list jobqueues" };
         let params = selector.map_or_else(ListParams::default, |labels| ListParams::default().labels(labels));
-        let mut queues = self.ask(what, api.list(&params)).await?.items;
-        queues.sort_by_key(|queue| (queue.namespace(), queue.name_any()));
-        Ok(queues)
+        Ok(Listing::of(self.ask(what, api.list(&params)).await?.items))
     }
 
     /// Pods, for what needs none of their fields: exec, logs, eviction.
@@ -206,4 +253,27 @@ pub fn resource(version: &str, kind: &str, plural: &str) -> ApiResource {
 pub fn last_seen(event: &serde_json::Value) -> Option<&str> {
     let places = ["/series/lastObservedTime", "/lastTimestamp", "/eventTime", "/metadata/creationTimestamp"];
     places.iter().find_map(|place| event.pointer(place)?.as_str())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn one_queue_that_cannot_be_read_is_named_and_hides_no_other() {
+        let stored = |name: &str, mode: &str| -> Stored {
+            serde_json::from_value(json!({
+                "apiVersion": "jobqueue.dev/v1alpha1", "kind": "JobQueue",
+                "metadata": { "name": name, "namespace": "a" }, "spec": { "scaling": { "mode": mode } },
+            }))
+            .unwrap()
+        };
+        let listing = Listing::of([stored("z", "Auto"), stored("newer", "Psychic"), stored("b", "Manual")]);
+        let names: Vec<String> = listing.queues.iter().map(ResourceExt::name_any).collect();
+        assert_eq!(names, ["b", "z"]);
+        let said = listing.unreadable[0].1.to_string();
+        assert!(said.contains("jobqueue newer in namespace a") && said.contains("Psychic"), "{said}");
+        assert_eq!(listing.unreadable[0].1.code(), 1);
+    }
 }

@@ -70,7 +70,7 @@ async fn answers(wanted: &Wanted, target: &Target) -> (Vec<(String, String)>, bo
                 Wanted::Queues => cluster
                     .list(false, None)
                     .await
-                    .map(|found| found.iter().map(ResourceExt::name_any).collect()),
+                    .map(|found| found.queues.iter().map(ResourceExt::name_any).collect()),
                 Wanted::Pods(queue) => cluster
                     .pods_of(queue, Some("worker"))
                     .await

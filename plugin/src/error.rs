@@ -73,6 +73,10 @@ impl Error {
             kube::Error::Auth(error) => Self::Forbidden(format!(
                 "cannot {what}: the credentials of the kubeconfig cannot be used: {error}"
             )),
+            kube::Error::SerdeError(error) => Self::Failed(format!(
+                "cannot {what}: the cluster answered what this version does not understand ({error}); \
+                 kubectl jobqueue --version compares the versions"
+            )),
             other => Self::Unreachable(format!(
                 "cannot {what}: the cluster does not answer: {}; check --context and --kubeconfig",
                 innermost(&other)
@@ -130,6 +134,17 @@ mod tests {
         for (code, exit) in codes {
             assert_eq!(answered(code, "no").code(), exit, "{code}");
         }
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_not_called_unreachable() {
+        let unread = serde_json::from_str::<u8>("{}").unwrap_err();
+        let error = Error::of("list jobqueues", kube::Error::SerdeError(unread));
+        assert_eq!(error.code(), 1);
+        assert!(
+            error.to_string().contains("does not understand") && error.to_string().contains("--version"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -13,14 +13,14 @@ use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, LocalSet, spawn_local};
 
 use crate::cli::{Selector, Top, Which};
-use crate::cluster::{Cluster, last_seen};
+use crate::cluster::{Cluster, Listing, last_seen};
 use crate::error::Error;
 use crate::figures::Figures;
 use crate::interrupt::Interrupt;
 use crate::live::{Letter, Letters, Stats};
 use crate::remote;
 use crate::verbs::{dlq, patch, stats};
-use model::{Decision, Key, Model, Wish};
+use model::{Decision, Key, Looked, Model, Wish};
 
 /// How often the queues are looked at.
 const EVERY: Duration = Duration::from_secs(1);
@@ -37,7 +37,7 @@ const LETTERS: u64 = 200;
 enum News {
     Key(KeyEvent),
     Resized,
-    Queues(Result<Vec<JobQueue>, Error>),
+    Queues(Result<Listing, Error>),
     Live(Key, Box<Result<Option<Stats>, String>>),
     Decisions(Key, Vec<Decision>),
     Letters(Key, Result<Vec<Letter>, String>),
@@ -62,7 +62,7 @@ pub async fn run(cluster: &Cluster, args: &Top, interrupt: &Interrupt) -> Result
         ..Model::default()
     };
     let (news, mut heard) = mpsc::channel(64);
-    model.heard_queues(figures(&first));
+    model.looked(looked(&first));
     let mut terminal =
         ratatui::try_init().map_err(|error| Error::Failed(format!("cannot use the terminal: {error}")))?;
     listen(news.clone());
@@ -113,7 +113,9 @@ async fn watch(
             Some(News::Key(key)) => model.press(key),
             Some(News::Resized) => None,
             Some(News::Queues(queues)) => {
-                model.looked(queues.map(|queues| figures(&queues)).map_err(|error| error.to_string()));
+                model.looked(
+                    queues.map_or_else(|error| Looked::Not(error.to_string()), |found| looked(&found)),
+                );
                 None
             }
             Some(News::Live(queue, live)) => {
@@ -150,9 +152,10 @@ async fn watch(
     Ok(())
 }
 
-fn figures(queues: &[JobQueue]) -> Vec<Figures> {
+fn looked(found: &Listing) -> Looked {
     let now = Timestamp::now();
-    queues.iter().map(|queue| Figures::of(queue, now)).collect()
+    let figures = found.queues.iter().map(|queue| Figures::of(queue, now)).collect();
+    Looked::At(figures, found.unreadable.first().map(|(_, error)| error.to_string()))
 }
 
 /// Keys, on a thread of its own: reading them blocks.

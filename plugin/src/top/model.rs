@@ -98,6 +98,15 @@ pub struct Decision {
     pub text: String,
 }
 
+/// What came of a look at all queues.
+#[derive(Debug)]
+pub enum Looked {
+    /// Their figures, and what there is to say of those that are missing.
+    At(Vec<Figures>, Option<String>),
+    /// Nothing, because.
+    Not(String),
+}
+
 /// Everything that is shown.
 #[derive(Debug, Clone, Default)]
 pub struct Model {
@@ -121,7 +130,7 @@ pub struct Model {
     pub decisions: Vec<Decision>,
     /// What lies over the view.
     pub overlay: Overlay,
-    /// Why the queues could not be looked at the last time.
+    /// Why the queues, or some, could not be looked at the last time.
     pub outdated: Option<String>,
     /// What was done last.
     pub message: Option<String>,
@@ -144,14 +153,14 @@ impl Model {
         self.outdated.as_deref().or(self.message.as_deref())
     }
 
-    /// New figures of all queues, or why there are none.
-    pub fn looked(&mut self, queues: Result<Vec<Figures>, String>) {
-        match queues {
-            Ok(queues) => {
-                self.outdated = None;
+    /// What came of a look at all queues.
+    pub fn looked(&mut self, looked: Looked) {
+        match looked {
+            Looked::At(queues, missing) => {
+                self.outdated = missing;
                 self.heard_queues(queues);
             }
-            Err(why) => self.outdated = Some(why),
+            Looked::Not(why) => self.outdated = Some(why),
         }
     }
 
@@ -345,15 +354,6 @@ mod tests {
     }
 
     #[test]
-    fn dead_letters_are_asked_for_and_scrolled() {
-        let mut model = model();
-        let queue: Key = ("a".into(), "x".into());
-        assert_eq!(press(&mut model, 'd'), Some(Wish::Dead(queue.clone())));
-        model.heard_letters(&queue, Ok(vec![Letter::default(); 3]));
-        for _ in 0..9 {
-            press(&mut model, 'j');
-        }
-    #[test]
     fn a_yes_is_about_the_queue_that_was_asked_about_though_it_is_gone_by_then() {
         let mut model = model();
         press(&mut model, 'j');
@@ -363,6 +363,15 @@ mod tests {
         assert_eq!(press(&mut model, 'y'), Some(Wish::Pause(("a".into(), "y".into()), true)));
     }
 
+    #[test]
+    fn dead_letters_are_asked_for_and_scrolled() {
+        let mut model = model();
+        let queue: Key = ("a".into(), "x".into());
+        assert_eq!(press(&mut model, 'd'), Some(Wish::Dead(queue.clone())));
+        model.heard_letters(&queue, Ok(vec![Letter::default(); 3]));
+        for _ in 0..9 {
+            press(&mut model, 'j');
+        }
         assert!(matches!(model.overlay, Overlay::Dead { from: 2, .. }), "{:?}", model.overlay);
         assert_eq!(press(&mut model, 'q'), None, "it leaves the letters, not the program");
         assert_eq!(press(&mut model, 'q'), Some(Wish::Quit));
@@ -372,9 +381,11 @@ mod tests {
     fn what_kept_the_queues_from_being_looked_at_is_said_until_they_are() {
         let mut model = model();
         model.message = Some("x paused".into());
-        model.looked(Err("the cluster does not answer".into()));
+        model.looked(Looked::Not("the cluster does not answer".into()));
         assert_eq!((model.remark(), model.queues.len()), (Some("the cluster does not answer"), 3));
-        model.looked(Ok(vec![queue("x", 1)]));
+        model.looked(Looked::At(vec![queue("x", 1)], Some("y cannot be read".into())));
+        assert_eq!((model.remark(), model.queues.len()), (Some("y cannot be read"), 1));
+        model.looked(Looked::At(vec![queue("x", 1)], None));
         assert_eq!((model.remark(), model.queues.len()), (Some("x paused"), 1));
     }
 

@@ -48,14 +48,19 @@ struct About {
 }
 
 pub async fn run(cluster: &Cluster, args: &Doctor, interrupt: &Interrupt) -> Result<(), Error> {
-    let queues = interrupt.or(cluster.select(&args.which)).await?;
+    let found = interrupt.or(cluster.select(&args.which)).await?;
     let mut all = vec![About {
         namespace: String::new(),
         name: "cluster".into(),
         findings: interrupt.or(async { Ok(installation(cluster).await) }).await?,
     }];
     let mut unseen_for = None;
-    for queue in &queues {
+    for (queue, error) in found.unreadable {
+        let (namespace, name) = (queue.namespace().unwrap_or_default(), queue.name_any());
+        all.push(About { namespace, name, findings: vec![unseen("version", &error)] });
+        unseen_for = unseen_for.or(Some(error));
+    }
+    for queue in &found.queues {
         let within = cluster.within(&queue.namespace().unwrap_or_default());
         // Nothing is changed by it, so it may be left at any point.
         let examined = interrupt.or(Box::pin(of_queue(&within, queue, interrupt))).await?;

@@ -10,7 +10,7 @@ use crate::print;
 use crate::table::{Cell, Paint, Table, since};
 
 pub async fn run(cluster: &Cluster, args: &List) -> Result<(), Error> {
-    let queues = cluster.list(args.all_namespaces, args.selector.as_deref()).await?;
+    let queues = cluster.list(args.all_namespaces, args.selector.as_deref()).await?.tell();
     match args.output {
         None | Some(Format::Wide) if queues.is_empty() => {
             let place = if args.all_namespaces { "any".into() } else { cluster.namespace.clone() };

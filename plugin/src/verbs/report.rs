@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use super::dlq::stamp;
 use super::{doctor, stats};
 use crate::cli::Report;
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, Listing};
 use crate::error::Error;
 use crate::interrupt::Interrupt;
 use crate::mask::Mask;
@@ -35,11 +35,11 @@ const KINDS: [(&str, &str, &str); 9] = [
 ];
 
 pub async fn run(cluster: &Cluster, args: &Report, interrupt: &Interrupt) -> Result<(), Error> {
-    let queues = interrupt.or(cluster.select(&args.which)).await?;
+    let found = interrupt.or(cluster.select(&args.which)).await?;
     let path =
         args.output.clone().unwrap_or_else(|| PathBuf::from(format!("jobqueue-report-{}.tar.gz", stamp())));
     let mut bundle = Bundle::create(&path)?;
-    let filled = Box::pin(fill(cluster, args, &queues, interrupt, &mut bundle));
+    let filled = Box::pin(fill(cluster, args, &found, interrupt, &mut bundle));
     if let Err(error) = interrupt.or(filled).await {
         bundle.discard();
         return Err(error);
@@ -47,7 +47,7 @@ pub async fn run(cluster: &Cluster, args: &Report, interrupt: &Interrupt) -> Res
     let files = bundle.finish()?;
     print::text(&format!(
         "Wrote {files} files about {} queues to {}; secrets are masked, but look before you send it\n",
-        queues.len(),
+        found.queues.len(),
         path.display()
     ))
 }
@@ -55,10 +55,11 @@ pub async fn run(cluster: &Cluster, args: &Report, interrupt: &Interrupt) -> Res
 async fn fill(
     cluster: &Cluster,
     args: &Report,
-    queues: &[JobQueue],
+    found: &Listing,
     interrupt: &Interrupt,
     bundle: &mut Bundle,
 ) -> Result<(), Error> {
+    let queues = &found.queues;
     // Secrets first: what they hold is masked wherever else it occurs.
     for queue in queues {
         let within = cluster.within(&queue.namespace().unwrap_or_default());
@@ -68,6 +69,10 @@ async fn fill(
     }
     bundle.text("README.txt", &readme(queues))?;
     of_operator(cluster, args, bundle).await?;
+    for (queue, error) in &found.unreadable {
+        let place = format!("{}/{}", queue.namespace().unwrap_or_default(), queue.name_any());
+        bundle.error(&format!("{place}/jobqueue"), error)?;
+    }
     for queue in queues {
         let within = cluster.within(&queue.namespace().unwrap_or_default());
         of_queue(&within, queue, args, interrupt, bundle).await?;
@@ -112,14 +117,14 @@ fn references(value: &Value, names: &mut Vec<String>) {
                 // A volume has `secret.secretName`, a source of a projected one `secret.name`.
                 if lower.ends_with("secretref") || lower == "secretkeyref" || lower == "secret" {
                     names.extend(value["name"].as_str().map(str::to_owned));
+                } else if lower == "imagepullsecrets" {
+                    let listed = value.as_array().into_iter().flatten();
+                    names.extend(listed.filter_map(|one| Some(one["name"].as_str()?.to_owned())));
                 } else if lower == "secretname" {
                     names.extend(value.as_str().map(str::to_owned));
                 }
                 references(value, names);
             }
-                } else if lower == "imagepullsecrets" {
-                    let listed = value.as_array().into_iter().flatten();
-                    names.extend(listed.filter_map(|one| Some(one["name"].as_str()?.to_owned())));
         }
         Value::Array(entries) => entries.iter().for_each(|entry| references(entry, names)),
         _ => {}

@@ -28,7 +28,7 @@ const AGAIN: Duration = Duration::from_secs(3);
 
 /// Prints the figures, once or again and again.
 pub async fn run(cluster: &Cluster, args: &Stats, interrupt: &Interrupt) -> Result<(), Error> {
-    let queues = interrupt.or(cluster.select(&args.which)).await?;
+    let queues = interrupt.or(cluster.select(&args.which)).await?.tell();
     if args.watch && !queues.is_empty() {
         return watch(cluster, args, &queues, interrupt).await;
     }
@@ -123,7 +123,8 @@ async fn watch(
             }
             let at = Timestamp::now();
             // The number of workers is Kubernetes' to tell; what cannot be read stays as it was.
-            let fresh = cluster.select(&args.which).await.unwrap_or_else(|_| queues.to_vec());
+            let fresh =
+                cluster.select(&args.which).await.map_or_else(|_| queues.to_vec(), |found| found.queues);
             let figures: Vec<Figures> = queues
                 .iter()
                 .enumerate()
