@@ -19,12 +19,12 @@ use jobqueue::outcome::Reason;
     after_help = EXIT_CODES
 )]
 pub struct Cli {
-    /// Where and how to ask.
-    #[command(flatten)]
-    pub target: Target,
     /// Print the versions of this program, the operator and the workers
     #[arg(long)]
     pub version: bool,
+    /// Where and how to ask.
+    #[command(flatten, next_help_heading = "Flags of every command")]
+    pub target: Target,
     /// What to do.
     #[command(subcommand)]
     pub command: Option<Command>,
@@ -34,6 +34,28 @@ pub struct Cli {
 pub const EXIT_CODES: &str = "\
 Exit codes: 0 done; 1 failed, or something was found wrong; 2 the call is wrong; 3 no such queue, pod or job; \
 4 not permitted; 5 the cluster or the pod cannot be reached; 130 interrupted.";
+
+const ENQUEUE: &str = "\
+Examples:
+  kubectl jobqueue enqueue hello --arg filepath=/data/a.txt --arg filesize=12 --queue high
+  kubectl jobqueue enqueue mails --arg class=WelcomeMail --arg 'args=[42]'    (protocol sidekiq)
+  kubectl jobqueue enqueue hello --file jobs.ndjson";
+const SCALE: &str = "\
+Examples:
+  kubectl jobqueue scale hello 3
+  kubectl jobqueue scale hello --min 1 --max 20";
+const REQUEUE: &str = "\
+Selectors are combined: all of them must hold. Without any, all dead letters are meant.
+
+Examples:
+  kubectl jobqueue dlq requeue hello --reason timeout --dry-run
+  kubectl jobqueue dlq requeue hello --match '*.pdf*' --rate 100";
+const PURGE: &str = "\
+Selectors are combined: all of them must hold. Without any, all dead letters are meant.
+
+Examples:
+  kubectl jobqueue dlq purge hello --older-than 720h
+  kubectl jobqueue dlq purge hello --id 0190f2c4 --no-archive --yes";
 
 /// Where and how to ask: kubectl's own flags.
 #[derive(Debug, Clone, Default, Args)]
@@ -68,7 +90,8 @@ pub enum Command {
     Peek(Peek),
     /// Show where a job is, and what happened to it
     Job(Job),
-    /// Enqueue jobs
+    /// Enqueue jobs, from a file or from single fields
+    #[command(after_help = ENQUEUE)]
     Enqueue(Enqueue),
     /// Look at dead letters, bring them back, or delete them
     #[command(subcommand)]
@@ -77,11 +100,12 @@ pub enum Command {
     Pause(Name),
     /// Let workers take jobs again
     Resume(Name),
-    /// Say how many workers there shall be
+    /// Set how many workers there are (scaling.mode: Manual), or between what they may be (Auto)
+    #[command(after_help = SCALE)]
     Scale(Scale),
-    /// Let a worker finish its jobs, and go
+    /// Let a worker finish its jobs, then delete its pod
     Drain(Drain),
-    /// Print the logs of all workers
+    /// Print the logs of all workers, each line with the name of its pod
     Logs(Logs),
     /// Watch queues, workers and scaling live
     Top(Top),
@@ -130,10 +154,10 @@ pub struct Name {
 pub struct Which {
     /// The `JobQueue`; not given: all of the namespace
     pub name: Option<String>,
-    /// Those of all namespaces
+    /// The queues of all namespaces
     #[arg(short = 'A', long)]
     pub all_namespaces: bool,
-    /// Only those with these labels
+    /// Only queues with these labels (team=shop)
     #[arg(short = 'l', long, value_name = "LABELS", conflicts_with = "name")]
     pub selector: Option<String>,
 }
@@ -172,7 +196,7 @@ pub struct Stats {
     /// Ask Redis, through a pod of the queue, instead of reading the status
     #[arg(long)]
     pub live: bool,
-    /// Again every two seconds, from Redis
+    /// Look again every two seconds, in Redis, until Ctrl-C
     #[arg(short, long)]
     pub watch: bool,
 }
@@ -180,10 +204,10 @@ pub struct Stats {
 /// `list`.
 #[derive(Debug, Clone, Args)]
 pub struct List {
-    /// Those of all namespaces
+    /// The queues of all namespaces
     #[arg(short = 'A', long)]
     pub all_namespaces: bool,
-    /// Only those with these labels
+    /// Only queues with these labels (team=shop)
     #[arg(short = 'l', long, value_name = "LABELS")]
     pub selector: Option<String>,
     /// How to print them
@@ -224,7 +248,7 @@ pub struct Job {
     pub name: String,
     /// The id of the job; behind a `--` if it begins with a `-`
     pub id: String,
-    /// Look at no more than so many entries of each list
+    /// Look at no more than this many entries of each list
     #[arg(long, value_name = "N", default_value_t = LOOK_AT, value_parser = clap::value_parser!(u64).range(1..))]
     pub look_at: u64,
     /// How to print it
@@ -259,8 +283,10 @@ pub enum Dlq {
     /// Show one dead letter whole
     Show(Job),
     /// Put dead letters back into the queues they came from
+    #[command(after_help = REQUEUE)]
     Requeue(Requeue),
     /// Delete dead letters, after an archive of them was written
+    #[command(after_help = PURGE)]
     Purge(Purge),
 }
 
@@ -276,7 +302,7 @@ pub struct Selector {
     /// Only jobs that died longer ago than this (30m, 24h)
     #[arg(long, value_name = "DURATION")]
     pub older_than: Option<String>,
-    /// Only jobs whose JSON contains this text
+    /// Only jobs whose JSON contains this text; with `*` or `?` in it, a pattern for all of it ('*.pdf*')
     #[arg(long = "match", value_name = "TEXT")]
     pub contains: Option<String>,
 }
@@ -292,7 +318,7 @@ pub struct DlqList {
     /// How many
     #[arg(short, long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub count: u64,
-    /// Look at no more than so many
+    /// Look at no more than this many dead letters
     #[arg(long, value_name = "N", default_value_t = LOOK_AT, value_parser = clap::value_parser!(u64).range(1..))]
     pub look_at: u64,
     /// How to print them
@@ -336,6 +362,9 @@ pub struct Purge {
     /// Write no archive: what is deleted is gone
     #[arg(long)]
     pub no_archive: bool,
+    /// At most this many a second
+    #[arg(long, value_name = "PER_SECOND", value_parser = clap::value_parser!(u32).range(1..))]
+    pub rate: Option<u32>,
     /// Say what would be done, and do nothing
     #[arg(long)]
     pub dry_run: bool,
@@ -368,9 +397,9 @@ pub struct Scale {
 pub struct Drain {
     /// The `JobQueue`
     pub name: String,
-    /// The worker's pod
+    /// The worker's pod (kubectl jobqueue top shows them)
     pub pod: String,
-    /// How long to wait for its jobs; 0 is for ever
+    /// How long to wait for its jobs, after that it takes jobs again; 0 is for ever
     #[arg(long, value_name = "DURATION", default_value = "10m", value_parser = duration)]
     pub timeout: Duration,
 }
@@ -389,7 +418,7 @@ pub struct Logs {
     /// Only lines younger than this (5m)
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub since: Option<Duration>,
-    /// Another container than the worker, such as `app`
+    /// The container: `worker`, or your application's, such as `app`
     #[arg(short, long, value_name = "NAME", default_value = "worker")]
     pub container: String,
 }
@@ -402,7 +431,7 @@ pub struct Top {
     /// The queues of all namespaces
     #[arg(short = 'A', long)]
     pub all_namespaces: bool,
-    /// Only those with these labels
+    /// Only queues with these labels (team=shop)
     #[arg(short = 'l', long, value_name = "LABELS")]
     pub selector: Option<String>,
 }

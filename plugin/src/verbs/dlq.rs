@@ -163,6 +163,7 @@ async fn purge(cluster: &Cluster, args: &Purge, interrupt: &Interrupt) -> Result
     }
     let mut command = vec!["dlq".to_owned(), "purge".into(), "--progress=json".into()];
     command.extend(flags(&args.selector));
+    command.extend(args.rate.iter().map(|rate| format!("--rate={rate}")));
     let archive = if args.dry_run {
         command.extend(["--dry-run".into(), "--no-archive".into()]);
         None
