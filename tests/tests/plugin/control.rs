@@ -80,7 +80,8 @@ async fn run_by(space: &Namespace, ids: &[&str]) -> (String, String) {
         let workers = space.workers("hello").await;
         for id in ids {
             let job = jobqueue(space, &["job", "hello", id]).await.out;
-            if let Some(worker) = workers.iter().find(|worker| job.contains(&format!("runs in pod {worker}"))) {
+            if let Some(worker) = workers.iter().find(|worker| job.contains(&format!("runs in pod {worker}")))
+            {
                 return Ok(((*id).to_owned(), worker.clone()));
             }
         }

@@ -3,9 +3,11 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::time::Duration;
 
 use e2e::kubernetes::{LOW, Namespace, patiently};
+use e2e::process::binary;
 use serde_json::Value;
 
 use crate::support::{FAILING, all_ids, bury, command, file, jobqueue, waiting};
+use crate::terminal::Terminal;
 
 #[tokio::test]
 async fn dead_letters_are_listed_shown_requeued_and_purged_by_selectors() {
@@ -55,7 +57,20 @@ async fn dead_letters_are_listed_shown_requeued_and_purged_by_selectors() {
     let path = archive.to_str().expect("text");
     let purged = jobqueue(
         &space,
-        &["dlq", "purge", "hello", "--reason", "handler", "--yes", "--archive", path, "-o", "json"],
+        &[
+            "dlq",
+            "purge",
+            "hello",
+            "--reason",
+            "handler",
+            "--rate",
+            "1000",
+            "--yes",
+            "--archive",
+            path,
+            "-o",
+            "json",
+        ],
     )
     .await
     .json();
@@ -124,5 +139,74 @@ async fn a_hundred_thousand_dead_letters_come_back_and_ctrl_c_loses_and_doubles_
     println!("all: {done}");
     assert_eq!((&done["requeued"], waiting(&redis).await), (&COUNT.into(), u64::from(COUNT)));
     assert_eq!(all_ids(&redis).await, expected);
+    space.delete().await;
+}
+
+#[tokio::test]
+async fn after_ctrl_c_the_command_in_the_pod_has_ended_too() {
+    const COUNT: u32 = 20_000;
+    let space = Namespace::create("interrupted").await;
+    space.queue("hello", "{paused: true, scaling: {minReplicas: 1}}").await;
+    space.await_condition("hello", "WorkersAvailable", "True/Available: 1 of 1").await;
+    let redis = space.managed("hello").await;
+    bury(&redis, COUNT).await;
+    // Slow enough that there is work left for a minute after the first look, fast enough that each look would see it done.
+    let mut child = command(&space, &["dlq", "requeue", "hello", "--yes", "--rate", "300", "-o", "json"])
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .expect("started");
+    patiently("the first letters", async || waiting(&redis).await > 0).await;
+    let process = i32::try_from(child.id().expect("it runs")).expect("an id");
+    let process = rustix::process::Pid::from_raw(process).expect("an id");
+    rustix::process::kill_process(process, rustix::process::Signal::INT).expect("told");
+    let mut answer = String::new();
+    let mut stdout = child.stdout.take().expect("a pipe");
+    tokio::io::AsyncReadExt::read_to_string(&mut stdout, &mut answer).await.expect("an answer");
+    assert_eq!(child.wait().await.expect("ended").code(), Some(130));
+    let said: Value = serde_json::from_str(&answer).expect("what was done");
+    assert_eq!(said["interrupted"], true, "{said}");
+    // Five equal looks, 200 ms apart at least: in that time the command would have moved hundreds.
+    let mut looks: Vec<u64> = vec![];
+    let moved = patiently("figures at rest", async || {
+        looks.push(waiting(&redis).await);
+        match looks.last_chunk::<5>() {
+            Some([first, others @ ..]) if others.iter().all(|one| one == first) => Ok(*first),
+            _ => Err(looks.clone()),
+        }
+    })
+    .await;
+    assert_eq!(said["requeued"], moved, "it said what it did, and did no more: {said}");
+    let left = redis.count(&["LLEN", "jobqueue:dead_letter"]).await;
+    assert!(left > 0 && moved + left == u64::from(COUNT), "{moved} and {left}");
+    space.delete().await;
+}
+
+#[tokio::test]
+async fn a_person_sees_how_far_a_long_requeue_has_come() {
+    const COUNT: u32 = 100_000;
+    let space = Namespace::create("progress").await;
+    space.queue("hello", "{paused: true, scaling: {minReplicas: 1}, redis: {managed: {resources: {limits: {memory: 512Mi}}}}}").await;
+    space.await_condition("hello", "WorkersAvailable", "True/Available: 1 of 1").await;
+    let redis = space.managed("hello").await;
+    bury(&redis, COUNT).await;
+    let requeue = format!(
+        "{} dlq requeue hello --yes --rate 20000 -n {}",
+        binary("kubectl-jobqueue").display(),
+        space.name
+    );
+    let terminal = Terminal::start(120, 24, &requeue).await;
+    let screen = terminal.shows(&["Requeued █", "░", "% ", "of 100000", "/s, ", "s left"]).await;
+    println!("{screen}");
+    let screen = terminal
+        .shows(&["100%", "100000 of 100000 dead letters of hello requeued in ", "ended with 0"])
+        .await;
+    println!("{screen}");
+    assert_eq!(waiting(&redis).await, u64::from(COUNT));
+
+    // Nobody looks at a pipe: nothing but the answer.
+    bury(&redis, 1).await;
+    let ended = jobqueue(&space, &["dlq", "requeue", "hello", "--yes"]).await;
+    assert!(ended.code == 0 && ended.err.is_empty() && !ended.out.contains('█'), "{ended:#?}");
     space.delete().await;
 }

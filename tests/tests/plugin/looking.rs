@@ -3,7 +3,7 @@ use std::io::Read as _;
 
 use e2e::kubernetes::{LOW, Namespace, PATIENCE, decoded, patiently, run};
 
-use crate::support::{bury, command, file, jobqueue, jobqueue_with, stranger};
+use crate::support::{bury, command, file, jobqueue, jobqueue_with, path, stranger};
 
 #[tokio::test]
 async fn each_verb_that_looks_answers_for_a_queue_with_workers() {
@@ -74,7 +74,7 @@ async fn each_verb_that_looks_answers_for_a_queue_that_never_had_a_worker() {
     space.await_ready("hello").await;
     let redis = space.managed("hello").await;
     redis.push(LOW, 7..9).await;
-    bury(&redis, 1).await;
+    bury(&redis, 3).await;
 
     let peek = jobqueue(&space, &["peek", "hello"]).await.ok();
     assert!(peek.contains("job-7") && peek.contains("job-8"), "{peek}");
@@ -82,6 +82,19 @@ async fn each_verb_that_looks_answers_for_a_queue_that_never_had_a_worker() {
     assert!(job.contains("waits in queue low, 1 jobs are before it"), "{job}");
     let letters = jobqueue(&space, &["dlq", "list", "hello"]).await.ok();
     assert!(letters.contains("job-0") && letters.contains("simulated"), "{letters}");
+    let letter = jobqueue(&space, &["dlq", "show", "hello", "job-0", "-o", "json"]).await.json();
+    assert_eq!(letter[0]["id"], "job-0", "{letter}");
+    let back = jobqueue(&space, &["dlq", "requeue", "hello", "--id", "job-1"]).await.ok();
+    assert!(back.starts_with("1 of 3 dead letters of hello requeued"), "{back}");
+    let purge = ["dlq", "purge", "hello", "--id", "job-2", "--yes", "--no-archive"];
+    let gone = jobqueue(&space, &purge).await.ok();
+    assert!(gone.starts_with("1 of 2 dead letters of hello deleted"), "{gone}");
+    assert_eq!(
+        (redis.count(&["LLEN", LOW]).await, redis.count(&["LLEN", "jobqueue:dead_letter"]).await),
+        (3, 1)
+    );
+    let nobody = jobqueue(&space, &["drain", "hello", "nobody"]).await.failed(3);
+    assert!(nobody.contains("has no worker nobody: it has none"), "{nobody}");
     let logs = jobqueue(&space, &["logs", "hello"]).await;
     assert!(logs.code == 0 && logs.out.is_empty() && logs.err.contains("has no workers now"), "{logs:#?}");
     let page = jobqueue(&space, &["explain", "hello"]).await.ok();
@@ -101,6 +114,53 @@ async fn each_verb_that_looks_answers_for_a_queue_that_never_had_a_worker() {
         space.list("pods", admins).await.iter().all(|pod| !pod["metadata"]["deletionTimestamp"].is_null())
     })
     .await;
+    space.delete().await;
+}
+
+#[tokio::test]
+async fn no_pod_is_left_however_early_a_command_is_interrupted_and_what_others_left_is_cleared_away() {
+    let space = Namespace::create("guests").await;
+    space.queue("hello", "{paused: true}").await;
+    space.await_ready("hello").await;
+    let admins = "jobqueue.dev/queue=hello,app.kubernetes.io/component=admin";
+    for _ in 0..5 {
+        let mut doctor = command(&space, &["doctor", "hello"])
+            .stdout(std::process::Stdio::null())
+            .stderr(std::process::Stdio::null())
+            .spawn()
+            .expect("started");
+        // At a random point: before its pod is asked for, while it is being made, while it starts, and afterwards.
+        tokio::time::sleep(std::time::Duration::from_millis(fastrand::u64(50..1500))).await;
+        let process = doctor.id().and_then(|id| rustix::process::Pid::from_raw(i32::try_from(id).ok()?));
+        if let Some(process) = process {
+            let _ = rustix::process::kill_process(process, rustix::process::Signal::INT);
+        }
+        doctor.wait().await.expect("ended");
+        // It does not end before its pod is on its way out: none comes afterwards.
+        let left = space.list("pods", admins).await;
+        assert!(left.iter().all(|pod| !pod["metadata"]["deletionTimestamp"].is_null()), "{left:#?}");
+    }
+    // One that ended by its deadline, of somebody whose machine was switched off.
+    let image = e2e::kubernetes::given("REDIS_IMAGE");
+    let object = serde_json::json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": { "name": "left-behind", "labels": { "jobqueue.dev/queue": "hello", "app.kubernetes.io/component": "admin" } },
+        "spec": {
+            "restartPolicy": "Never",
+            "securityContext": { "runAsNonRoot": true, "runAsUser": 65532, "seccompProfile": { "type": "RuntimeDefault" } },
+            "containers": [{
+                "name": "admin", "image": image, "command": ["redis-server", "--version"],
+                "securityContext": { "allowPrivilegeEscalation": false, "capabilities": { "drop": ["ALL"] } },
+            }],
+        },
+    });
+    space.apply(&object.to_string()).await;
+    patiently("a pod that has ended", async || {
+        space.get("pod", "left-behind").await["status"]["phase"] == "Succeeded"
+    })
+    .await;
+    jobqueue(&space, &["stats", "hello", "--live"]).await.ok();
+    patiently("it to be gone", async || space.find("pod", "left-behind").await.is_none()).await;
     space.delete().await;
 }
 
@@ -151,6 +211,51 @@ async fn stats_are_watched_until_somebody_stops_it_and_no_pod_is_left() {
         space.list("pods", admins).await.iter().all(|pod| !pod["metadata"]["deletionTimestamp"].is_null())
     })
     .await;
+    space.delete().await;
+}
+
+#[tokio::test]
+async fn logs_are_followed_from_worker_to_worker() {
+    let space = Namespace::create("followed").await;
+    space.queue("hello", "{scaling: {mode: Manual}, replicas: 1}").await;
+    space.await_condition("hello", "WorkersAvailable", "True/Available: 1 of 1").await;
+    let first = space.workers("hello").await.remove(0);
+    let mut follow = command(&space, &["logs", "hello", "-f"])
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .expect("started");
+    let mut lines =
+        tokio::io::AsyncBufReadExt::lines(tokio::io::BufReader::new(follow.stdout.take().expect("a pipe")));
+    let mut heard: Vec<String> = vec![];
+    let mut until = async |what: &str, heard: &mut Vec<String>, is: &dyn Fn(&str) -> bool| {
+        let found = async {
+            while let Some(line) = lines.next_line().await.expect("text") {
+                heard.push(line);
+                if heard.last().is_some_and(|line| is(line)) {
+                    return;
+                }
+            }
+            panic!("it ended before {what}: {heard:#?}");
+        };
+        tokio::time::timeout(PATIENCE, found).await.unwrap_or_else(|_| panic!("{what}"));
+    };
+    let of_first = format!("[{first}] ");
+    let begins = |line: &str| line.starts_with(&of_first) && line.contains("Serving metrics");
+    until("the first worker", &mut heard, &begins).await;
+    // The time that the kubelet writes before each line is not the worker's.
+    assert!(
+        heard.iter().all(|line| line.strip_prefix(&of_first).is_some_and(|rest| rest.starts_with('{'))),
+        "{heard:#?}"
+    );
+    space.kubectl(&["delete", "pod", &first, "--wait=false"]).await.expect("deleted");
+    let another = |line: &str| !line.starts_with(&of_first) && line.contains("Serving metrics");
+    until("the worker that follows", &mut heard, &another).await;
+    let unique: std::collections::HashSet<&String> = heard.iter().collect();
+    assert_eq!(unique.len(), heard.len(), "no line twice: {heard:#?}");
+    let process = i32::try_from(follow.id().expect("it runs")).expect("an id");
+    let process = rustix::process::Pid::from_raw(process).expect("an id");
+    rustix::process::kill_process(process, rustix::process::Signal::INT).expect("told");
+    assert_eq!(follow.wait().await.expect("ended").code(), Some(130));
     space.delete().await;
 }
 
@@ -222,8 +327,51 @@ async fn names_of_queues_are_completed_from_the_cluster() {
         if answer.as_deref() == Ok("hello\nhelper\n:4\n") { Ok(()) } else { Err(answer) }
     })
     .await;
-    for shell in ["bash", "zsh", "fish"] {
-        assert!(jobqueue(&space, &["completion", shell]).await.ok().contains("__complete"));
+    // As bash does when somebody presses Tab.
+    let script = "source <(kubectl-jobqueue completion bash); COMP_WORDS=(kubectl-jobqueue -n \"$1\" stats hel); \
+        COMP_CWORD=4; _kubectl_jobqueue; printf '%s\\n' \"${COMPREPLY[@]}\"; complete -p kubectl-jobqueue";
+    patiently("names in bash", async || {
+        let answer = spoken("bash", &["-c", script, "bash", &space.name]).await;
+        if answer.starts_with("hello\nhelper\n") && answer.contains("-F _kubectl_jobqueue") {
+            Ok(())
+        } else {
+            Err(answer)
+        }
+    })
+    .await;
+    // What kubectl runs, and kubectl itself.
+    let complete = ["-n", &space.name, "stats", "hel"];
+    patiently("names by kubectl_complete-jobqueue", async || {
+        let answer = spoken("kubectl_complete-jobqueue", &complete).await;
+        if answer == "hello\nhelper\n:4\n" { Ok(()) } else { Err(answer) }
+    })
+    .await;
+    patiently("names by kubectl", async || {
+        let answer = spoken("kubectl", &[&["__complete", "jobqueue"][..], &complete].concat()).await;
+        if answer.starts_with("hello\nhelper\n") { Ok(()) } else { Err(answer) }
+    })
+    .await;
+    for shell in ["zsh", "fish"] {
+        let script = jobqueue(&space, &["completion", shell]).await.ok();
+        assert!(script.contains("__complete"));
+        // Where there is that shell, it reads its script.
+        let found = std::env::split_paths(&path()).any(|folder| folder.join(shell).exists());
+        if found {
+            run(shell, &["-n", "-c", &script], None).await.unwrap_or_else(|error| panic!("{shell}: {error}"));
+        }
     }
     space.delete().await;
+}
+
+/// What a program answers that has the plugin and what is installed beside it on its PATH.
+async fn spoken(program: &str, arguments: &[&str]) -> String {
+    let beside = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/kubectl");
+    let output = tokio::process::Command::new("env")
+        .args([&format!("PATH={beside}:{}", path()), program])
+        .args(arguments)
+        .stdin(std::process::Stdio::null())
+        .output()
+        .await
+        .expect("it ran");
+    String::from_utf8_lossy(&output.stdout).into_owned()
 }

@@ -6,3 +6,4 @@ mod looking;
 mod refused;
 mod screen;
 mod support;
+mod terminal;

@@ -49,6 +49,10 @@ async fn who_may_only_look_is_told_which_right_is_missing() {
         let said = jobqueue_with(&space, &verb(one, "hello"), Some(nobody.path())).await.failed(4);
         assert!(said.contains("cannot get resource \"jobqueues\""), "{one:?}: {said}");
     }
+    for one in [&["list"][..], &["stats"], &["doctor"], &["report"], &["list", "-A"]] {
+        let said = jobqueue_with(&space, one, Some(nobody.path())).await.failed(4);
+        assert!(said.contains("cannot list resource \"jobqueues\""), "{one:?}: {said}");
+    }
     let viewer = stranger(&space, "viewer", Some("jobqueue-view")).await;
     for one in [
         &["stats", "hello"][..],
@@ -79,6 +83,44 @@ async fn who_may_only_look_is_told_which_right_is_missing() {
 }
 
 #[tokio::test]
+async fn who_may_not_make_a_pod_is_told_so_while_a_queue_has_none() {
+    let space = Namespace::create("podless").await;
+    space.queue("hello", "{paused: true}").await;
+    space.await_ready("hello").await;
+    let guest = stranger(&space, "guest", Some("jobqueue-view")).await;
+    // Everything that it takes while there are workers, and not what it takes while there are none.
+    for (name, resource) in [("exec", "pods/exec"), ("look", "deployments.apps")] {
+        let resource = format!("--resource={resource}");
+        space.kubectl(&["create", "role", name, "--verb=get,create", &resource]).await.expect("a role");
+        let (role, account) = (format!("--role={name}"), format!("--serviceaccount={}:guest", space.name));
+        space.kubectl(&["create", "rolebinding", name, &role, &account]).await.expect("bound");
+    }
+    for one in [
+        &["peek", "hello"][..],
+        &["job", "hello", "1"],
+        &["stats", "hello", "--live"],
+        &["stats", "hello", "-w"],
+        &["enqueue", "hello", "--arg", "filepath=/a"],
+        &["dlq", "list", "hello"],
+        &["dlq", "requeue", "hello", "--yes"],
+        &["dlq", "purge", "hello", "--yes", "--no-archive"],
+    ] {
+        let said = jobqueue_with(&space, one, Some(guest.path())).await.failed(4);
+        assert!(
+            said.contains("cannot create a pod") && said.contains("ask for the right"),
+            "{one:?}: {said}"
+        );
+    }
+    // Nothing is wrong with the queue, but nobody could look.
+    let found = jobqueue_with(&space, &["doctor", "hello"], Some(guest.path())).await;
+    assert!(
+        found.code == 4 && found.out.contains("[redis]") && found.out.contains("ask for the right"),
+        "{found:#?}"
+    );
+    space.delete().await;
+}
+
+#[tokio::test]
 async fn redis_away_is_told_by_everything_that_asks_it_and_by_nothing_else() {
     let space = Namespace::create("away").await;
     let redis = space.external("redis").await;
@@ -92,6 +134,7 @@ async fn redis_away_is_told_by_everything_that_asks_it_and_by_nothing_else() {
     for one in [
         &["peek", "hello"][..],
         &["stats", "hello", "--live"],
+        &["stats", "hello", "-w"],
         &["job", "hello", "1"],
         &["dlq", "list", "hello"],
         &["dlq", "show", "hello", "1"],

@@ -1,53 +1,16 @@
-//! `top` in a real terminal: tmux holds it, keys are sent, the screen is read.
-use e2e::kubernetes::{LOW, Namespace, patiently, run};
+//! `top` in a real terminal.
+use e2e::kubernetes::{LOW, Namespace, patiently};
 use e2e::process::binary;
 
-/// A terminal of its own, which ends with the test.
-struct Terminal {
-    socket: String,
-}
+use crate::terminal::Terminal;
 
-impl Terminal {
-    async fn start(width: u16, height: u16, command: &str) -> Self {
-        let terminal = Self { socket: format!("jobqueue-{:08x}", fastrand::u32(..)) };
-        let (width, height) = (width.to_string(), height.to_string());
-        // The shell tells its end, and stays: tmux may see a terminal closed and never hear of its program's status.
-        let command = format!("{command}; echo ended with $?; cat");
-        terminal.tmux(&["-f", "/dev/null", "new-session", "-d", "-x", &width, "-y", &height, &command]).await;
-        terminal
-    }
+/// What the trend of a queue is drawn with.
+const BARS: &str = "▁▂▃▄▅▆▇█";
 
-    async fn tmux(&self, arguments: &[&str]) -> String {
-        let all = [&["-L", self.socket.as_str()], arguments].concat();
-        run("tmux", &all, None).await.unwrap_or_else(|error| panic!("tmux {arguments:?}: {error}"))
-    }
-
-    async fn screen(&self) -> String {
-        self.tmux(&["capture-pane", "-p"]).await
-    }
-
-    async fn press(&self, key: &str) {
-        self.tmux(&["send-keys", key]).await;
-    }
-
-    /// Waits until the program has ended, and well.
-    async fn ended(&self) {
-        self.shows(&["ended with 0"]).await;
-    }
-
-    async fn shows(&self, parts: &[&str]) -> String {
-        patiently(&format!("{parts:?} on the screen"), async || {
-            let screen = self.screen().await;
-            if parts.iter().all(|part| screen.contains(part)) { Ok(screen) } else { Err(screen) }
-        })
-        .await
-    }
-}
-
-impl Drop for Terminal {
-    fn drop(&mut self) {
-        let _ = std::process::Command::new("tmux").args(["-L", &self.socket, "kill-server"]).status();
-    }
+/// Whether the row of a queue ends with its trend.
+fn has_trend(screen: &str, queue: &str) -> bool {
+    let row = screen.lines().find(|line| line.starts_with(queue)).unwrap_or_default();
+    row.trim_end().chars().last().is_some_and(|last| BARS.contains(last))
 }
 
 #[tokio::test]
@@ -55,8 +18,15 @@ async fn top_shows_queues_workers_and_decisions_and_obeys_keys_at_both_sizes() {
     let space = Namespace::create("screen").await;
     space.queue("alpha", "{scaling: {mode: Manual}, replicas: 1, worker: {concurrency: 2, handler: {simulate: {base: 10m}}}}").await;
     space.queue("beta", "{keyPrefix: other}").await;
-    space.await_ready("alpha").await;
-    space.await_ready("beta").await;
+    // One that scaled by itself, so that there is a decision to show.
+    space
+        .queue("gamma", "{keyPrefix: third, worker: {concurrency: 1, handler: {simulate: {base: 10m}}}}")
+        .await;
+    for queue in ["alpha", "beta", "gamma"] {
+        space.await_ready(queue).await;
+    }
+    space.managed("gamma").await.push("third:low_priority", 0..1).await;
+    space.await_asked_for("gamma", 1).await;
     let redis = space.managed("alpha").await;
     redis.push(LOW, 0..5).await;
     redis.await_running(2).await;
@@ -65,12 +35,23 @@ async fn top_shows_queues_workers_and_decisions_and_obeys_keys_at_both_sizes() {
     for (width, height) in [(80, 24), (200, 50)] {
         let command = format!("{} top -n {}", binary("kubectl-jobqueue").display(), space.name);
         let terminal = Terminal::start(width, height, &command).await;
-        let screen = terminal
-            .shows(&["jobqueue", "alpha", "beta", "Workers of alpha", &worker[..20], "active", "q quit"])
-            .await;
+        let parts =
+            ["jobqueue", "alpha", "beta", "gamma", "Workers of alpha", &worker[..20], "active", "TREND"];
+        terminal.shows(&parts).await;
+        let screen = patiently("the trend of a queue", async || {
+            let screen = terminal.screen().await;
+            if has_trend(&screen, "alpha") { Ok(screen) } else { Err(screen) }
+        })
+        .await;
         println!("{screen}");
-        assert_eq!(screen.trim_end_matches('\n').lines().count(), usize::from(height), "\n{screen}");
-        assert!(screen.lines().all(|line| line.chars().count() <= usize::from(width)), "\n{screen}");
+        // From edge to edge and from top to bottom: the rules are as wide as the screen, the keys stand on its last line.
+        let lines: Vec<&str> = screen.trim_end_matches('\n').lines().collect();
+        let rules: Vec<&&str> = lines.iter().filter(|line| line.ends_with('─')).collect();
+        assert_eq!(rules.len(), 3, "queues, workers and decisions\n{screen}");
+        assert!(rules.iter().all(|rule| rule.chars().count() == usize::from(width)), "\n{screen}");
+        assert_eq!(lines.len(), usize::from(height), "\n{screen}");
+        assert!(lines.last().is_some_and(|keys| keys.contains("q quit")), "\n{screen}");
+        assert_eq!(screen.contains("AS OF"), width == 200, "a column that only a wide one has\n{screen}");
         terminal.press("?").await;
         terminal.shows(&["pause or resume the selected queue"]).await;
         terminal.press("q").await;
@@ -79,6 +60,14 @@ async fn top_shows_queues_workers_and_decisions_and_obeys_keys_at_both_sizes() {
         terminal.press("d").await;
         terminal.shows(&["Dead letters of alpha", "job-2", "simulated"]).await;
         terminal.press("q").await;
+        // On, until they are sorted by name again.
+        for _ in 0..4 {
+            terminal.press("s").await;
+        }
+        terminal.shows(&["by name"]).await;
+        terminal.press("G").await;
+        terminal.shows(&["Workers of gamma", "gamma-worker-", "Scaled workers from 0 to 1"]).await;
+        terminal.press("g").await;
         terminal.press("Down").await;
         terminal.shows(&["Workers of beta", "no workers run"]).await;
         terminal.press("p").await;
@@ -105,5 +94,23 @@ async fn a_queue_that_does_not_exist_or_may_not_be_seen_is_said_before_the_scree
     let top = format!("env KUBECONFIG={} {top}", nobody.path().display());
     let terminal = Terminal::start(200, 50, &top).await;
     terminal.shows(&["Error: cannot list jobqueues", "forbidden", "ended with 4"]).await;
+    space.delete().await;
+}
+
+#[tokio::test]
+async fn top_says_that_redis_is_away_and_goes_on() {
+    let space = Namespace::create("topless").await;
+    let redis = space.external("redis").await;
+    space.queue("hello", &space.on("redis", "scaling: {mode: Manual}, replicas: 1")).await;
+    space.await_condition("hello", "WorkersAvailable", "True/Available: 1 of 1").await;
+    drop(redis);
+    space.kubectl(&["delete", "pod", "redis", "--wait=true"]).await.expect("deleted");
+    let top = format!("{} top -n {}", binary("kubectl-jobqueue").display(), space.name);
+    let terminal = Terminal::start(200, 50, &top).await;
+    terminal.shows(&["hello", "Workers of hello", "not known: ", "cannot reach Redis at"]).await;
+    space.external("redis").await;
+    terminal.shows(&["Workers of hello", "hello-worker-", "active"]).await;
+    terminal.press("q").await;
+    terminal.ended().await;
     space.delete().await;
 }
