@@ -75,8 +75,8 @@ impl Lane {
 
     /// What still runs is stopped first, then given back: it must not run in two places.
     pub(super) async fn release_running(&mut self) {
+        let stopped = self.running_jobs().len();
         self.interrupt_running().await;
-        let mut stopped = 0;
         let mut tasks = Vec::new();
         for held in self.held.iter_mut().flatten() {
             if let Phase::Running(job, _) = &held.phase {
@@ -84,7 +84,6 @@ impl Lane {
                 if let Phase::Running(_, task) = std::mem::replace(&mut held.phase, released) {
                     tasks.push(task);
                 }
-                stopped += 1;
             }
         }
         stop(tasks, STOPPING).await;
