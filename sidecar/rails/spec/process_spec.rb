@@ -80,6 +80,16 @@ RSpec.describe "The sidecar's process" do
     @sidecar&.stop
   end
 
+  it "ends also when Puma does not" do
+    hanging = File.expand_path("support/classes/hanging_puma.rb", __dir__)
+    @sidecar = Sidecar.start(@redis, RUBYOPT: "-W0 -r#{hanging}")
+    @sidecar.signal(:TERM)
+    expect(@sidecar.wait(timeout: 30).termsig).to eq(15)
+    expect(@sidecar.output).to include("Ended without Puma")
+  ensure
+    @sidecar&.kill
+  end
+
   it "serves a unix socket to who signs, and ends in good order above its memory limit" do
     directory = Dir.mktmpdir
     File.write("#{directory}/key", "k3y\n")

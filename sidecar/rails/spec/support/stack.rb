@@ -54,7 +54,8 @@ class Stack
     kind, *command = @services.fetch(name).fetch("healthcheck").fetch("test")
     raise "#{name}: only CMD can be run here" unless kind == "CMD"
 
-    command = command.map { |word| word == "/worker" ? ENV.fetch("JOBQUEUE_WORKER") : here(word) }
+    programs = { "/worker" => ENV.fetch("JOBQUEUE_WORKER"), "ruby" => NewerRuby.path || "ruby" }
+    command = command.map { |word| programs[word] || here(word) }
     port = { "OBSERVABILITY_METRICS_PORT" => @ports["metrics"].to_s }
     system({ **variables(name), **port }, *command, out: File::NULL, err: File::NULL)
   end

@@ -5,6 +5,9 @@ module Jobqueue
     # Start and stop of the process, as a Sidekiq process does them: no new jobs at once, running ones may end within
     # the timeout, then they are interrupted and given back. The application's hooks are called on the way.
     class Lifecycle
+      # How many seconds Puma has to end after the last job: five until it raises in what is left, five for that to heed it.
+      PUMA_ENDS_WITHIN = 12
+
       def initialize(gate, sidekiq:, stop_timeout:)
         @gate = gate
         @sidekiq = sidekiq

@@ -21,9 +21,23 @@ Puma::Plugin.create do
                                                            stop_timeout: Jobqueue::Sidecar.settings.stop_timeout)
     lifecycle.start
     app.watchdog.start
-    %w[TERM INT].each { |signal| before(signal) { lifecycle.stop } }
+    %w[TERM INT].each do |signal|
+      before(signal) do
+        lifecycle.stop
+        # A thread that nobody waits for: it matters only when Puma does not end.
+        Thread.new { without_puma(signal) }
+      end
+    end
     # Puma waits for the jobs, and nobody but us for the application's shutdown hooks: five seconds, no more.
     at_exit { @stopping&.join(5) }
+  end
+
+  # Puma 6 on Ruby 3.3 may hang when it closes its listener. Nothing listens then, and nobody would start us again.
+  def without_puma(signal)
+    sleep(Jobqueue::Sidecar::Lifecycle::PUMA_ENDS_WITHIN)
+    Sidekiq.logger.warn("Ended without Puma, which did not")
+    Signal.trap(signal, "SYSTEM_DEFAULT")
+    Process.kill(signal, Process.pid)
   end
 
   def before(signal, &block)
