@@ -774,7 +774,7 @@ mod replicas {
     async fn that_are_too_few_are_waited_for_and_what_was_said_is_settled_once() {
         let server = RedisServer::start(Options::default()).await;
         let replica = RedisServer::start(Options::default()).await;
-        let careful = json!({ "redis": { "wait_replicas": 1, "read_timeout": "200ms" } });
+        let careful = json!({ "redis": { "wait_replicas": 1, "read_timeout": "2s" } });
         let mut bench = Bench::on(&server, careful).await;
         let few = |error: &StoreError| {
             assert!(matches!(error, StoreError::Later(_)) && error.is_transient(), "{error}");
