@@ -57,6 +57,8 @@ RSpec.describe "The stack of the example", :worker do
   end
 
   it "has health checks that know a service that is well from one that is not" do
+    @stack["worker"].stop
+    start_worker(OBSERVABILITY_METRICS_PORT: @stack.port("metrics").to_s)
     expect(%w[web app worker].map { |name| [name, @stack.healthy?(name)] }).to eq([["web", true], ["app", true], ["worker", true]])
     @stack["app"].signal(:STOP)
     expect(@stack.healthy?("app")).to be(false)
@@ -65,7 +67,8 @@ RSpec.describe "The stack of the example", :worker do
     expect(@stack.healthy?("worker")).to be(false)
   ensure
     @stack["app"].signal(:CONT)
-    start_worker if @stack["worker"].ended?
+    @stack["worker"].stop
+    start_worker
   end
 
   it "hands arguments over as they were sent" do
@@ -140,8 +143,7 @@ RSpec.describe "The stack of the example", :worker do
     eventually("it begins") { notes.include?("began") }
     draining = @stack["worker"]
     draining.signal(:TERM)
-    start_worker(WORKER_HANDLER_HTTP_URL: "http://127.0.0.1:#{other.port}", WORKER_HANDLER_HTTP_TOKEN_FILE: nil,
-                 OBSERVABILITY_METRICS_PORT: "0")
+    start_worker(WORKER_HANDLER_HTTP_URL: "http://127.0.0.1:#{other.port}", WORKER_HANDLER_HTTP_TOKEN_FILE: nil)
     eventually("it ran to its end", timeout: 30) { notes.include?("made") }
     # One after the other; left alone, the first would have gone on beside the second.
     expect(notes.grep(/began|made|ended/)).to eq(%w[began ended began made ended])

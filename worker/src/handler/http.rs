@@ -495,7 +495,9 @@ fn first_line(tokens: &[u8]) -> &[u8] {
 /// and the body, with dots between: a recorded one can be replayed neither later nor elsewhere (a job's end as a job).
 fn sign(key: &[u8], parts: &[&[u8]]) -> Result<HeaderValue, String> {
     let mut mac = Hmac::<Sha256>::new_from_slice(key).map_err(|error| format!("hmac_key_file: {error}"))?;
-    parts.iter().for_each(|part| mac.update(part));
+    for part in parts {
+        mac.update(part);
+    }
     let mut signature = String::from("sha256=");
     for byte in mac.finalize().into_bytes() {
         // Writing to a string cannot fail.

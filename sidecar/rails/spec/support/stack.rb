@@ -49,7 +49,8 @@ class Stack
     eventually("#{name} is ready:\n#{self[name].output}", timeout: 40) { ready?(name) }
   end
 
-  # What its health check in the compose file says, asked as Docker does: in its own environment.
+  # What its health check in the compose file says, asked as Docker does: in its own environment. A worker has to be started
+  # with the port named `metrics`.
   def healthy?(name)
     kind, *command = @services.fetch(name).fetch("healthcheck").fetch("test")
     raise "#{name}: only CMD can be run here" unless kind == "CMD"
@@ -103,8 +104,8 @@ class Stack
   def defaults(name)
     case name
     when "web", "app" then APP_ENV
-    # A free one: the default may be taken on this machine.
-    when "worker" then { "OBSERVABILITY_METRICS_PORT" => @ports["metrics"].to_s, "OBSERVABILITY_LOG_LEVEL" => "debug" }
+    # Any free one: the default may be taken on this machine.
+    when "worker" then { "OBSERVABILITY_METRICS_PORT" => "0", "OBSERVABILITY_LOG_LEVEL" => "debug" }
     else {}
     end
   end
