@@ -3,7 +3,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup build install-plugin generate lint deny test test-full coverage bench bench-rails demo demo-down demo-local clean
+.PHONY: help setup build install-plugin generate lint deny test test-local test-cluster test-full coverage bench bench-rails demo demo-down demo-local clean
 
 CARGO ?= cargo
 # Cargo's own variable wins, so that binaries are looked for where cargo puts them.
@@ -55,6 +55,14 @@ test: setup build ## Run all tests but the long ones, on a real Redis and a real
 	scripts/chart check
 	scripts/rails-spec $(TARGET_DIR)/debug/worker
 	cluster=$$(PROFILE=dev scripts/e2e); eval "$$cluster"; $(CARGO) test --workspace
+
+# The two halves of the tests, for who has the cluster elsewhere or none (CI).
+test-local: ## Run the tests that need no Kubernetes, those in the documentation too
+	$(CARGO) test --workspace --no-fail-fast --lib --bins $$(scripts/test-targets local)
+	$(CARGO) test --workspace --doc
+
+test-cluster: ## Run the tests on the Kubernetes that the environment names (scripts/e2e)
+	$(CARGO) test --workspace --no-fail-fast $$(scripts/test-targets cluster)
 
 test-full: setup build ## Everything: lints, dependencies, all tests with the long ones; docs/results/test-full.txt
 	scripts/test-full $(TARGET_DIR)

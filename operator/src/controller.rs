@@ -4,14 +4,22 @@ mod build;
 mod claims;
 mod cleanup;
 mod config;
+mod difference;
+mod error;
+mod events;
 mod fields;
+mod identity;
 mod left_behind;
+mod managed_redis;
 mod names;
 mod obstacle;
 mod pace;
+mod pod_monitors;
 mod quantity;
 mod redis_pod;
+mod remembered;
 mod resolve;
+mod retry;
 mod rolling;
 mod rollout;
 mod rotation;
@@ -31,29 +39,27 @@ use jiff::Timestamp;
 use jobqueue::config::Config;
 use jobqueue::connect::{Allowance, Bounds, Reach};
 use k8s_openapi::api::apps::v1::{Deployment, StatefulSet};
-use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Service, ServiceAccount};
+use k8s_openapi::api::core::v1::{ConfigMap, Service, ServiceAccount};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
-use k8s_openapi::api::storage::v1::StorageClass;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
-use kube::api::{ListParams, Patch, PatchParams};
 use kube::runtime::controller::{self, Action, Controller};
-use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use kube::runtime::events::{EventType, Recorder, Reporter};
 use kube::runtime::reflector::ObjectRef;
 use kube::runtime::watcher;
 use kube::{Api, Client, Resource, ResourceExt};
 use serde_json::json;
 use tokio::task::JoinSet;
 
-use crate::api::conditions::{READY, RECONCILING};
 use crate::api::stored::Stored;
-use crate::api::v1alpha1::{JobQueue, ScalingMode};
+use crate::api::v1alpha1::JobQueue;
+use crate::health::Health;
 use crate::metrics::Metrics;
 use crate::nodes;
 use crate::observer::{Asked, Observer, Target};
 use crate::pods::{self, Pods};
+use crate::rescue;
 use build::{Children, is_managed};
+pub use error::Error;
 use names::Names;
 pub use names::{MANAGED_BY, QUEUE_LABEL};
 use resolve::{Resolved, SecretData};
@@ -81,6 +87,8 @@ const WAITING: Duration = Duration::from_secs(10);
 const TURN: Duration = Duration::from_secs(2);
 /// How often a queue whose Redis cannot be used is looked at.
 const IN_TROUBLE: Duration = Duration::from_secs(20);
+/// Queues whose unknown pods are asked for at once.
+const ASKED_AT_ONCE: usize = 8;
 
 /// What the operator was told at its start.
 #[derive(Debug, Clone)]
@@ -109,95 +117,17 @@ pub struct Context {
     settings: Settings,
     observer: Observer,
     metrics: Arc<Metrics>,
+    health: Arc<Health>,
     recorder: Recorder,
-    settled: apply::Settled,
-    refused: apply::Refused,
+    settled: remembered::Settled,
+    refused: remembered::Refused,
     allowances: Mutex<HashMap<String, Allowance>>,
     rolling: rolling::Rolling,
     taken_out: claims::TakenOut,
     pace: pace::Pace,
-    pod_monitors: bool,
+    pod_monitors: pod_monitors::PodMonitors,
     cluster: String,
     failures: Mutex<HashMap<ObjectRef<JobQueue>, u32>>,
-}
-
-/// Why a reconcile did not come to its end.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// Trying again will not help: somebody must change something, and the message says what.
-    #[error("{message}")]
-    Stalled {
-        /// One word in camel case.
-        reason: &'static str,
-        /// What to do.
-        message: String,
-    },
-    /// It cannot take place now, and will by itself: no failure.
-    #[error("{message}")]
-    Waits {
-        /// One word in camel case.
-        reason: &'static str,
-        /// For what.
-        message: String,
-    },
-    /// As many others as may are asking their Redises now: it is not its turn yet.
-    #[error("others are asking their Redises")]
-    Busy,
-    /// Redis refused or could not be reached.
-    #[error("{0}")]
-    Redis(String),
-    /// Somebody took too long to answer.
-    #[error("it took too long: Redis or the Kubernetes API is slow to answer")]
-    Late,
-    /// The Kubernetes API refused or could not be reached.
-    #[error("the Kubernetes API answered: {}", told(.0))]
-    Kube(#[from] kube::Error),
-}
-
-/// What the API server said, without the noise around it.
-fn told(error: &kube::Error) -> String {
-    match error {
-        kube::Error::Api(status) => status.message.clone(),
-        other => other.to_string(),
-    }
-}
-
-impl Error {
-    fn stalled(reason: &'static str, message: impl Into<String>) -> Self {
-        Self::Stalled { reason, message: message.into() }
-    }
-
-    fn reason(&self) -> &'static str {
-        match self {
-            Self::Stalled { reason, .. } | Self::Waits { reason, .. } => reason,
-            Self::Busy => "Busy",
-            Self::Redis(_) => "RedisError",
-            Self::Late => "TimedOut",
-            Self::Kube(_) => "ApiError",
-        }
-    }
-
-    /// Invalid objects are refused however often they are sent.
-    fn is_stalled(&self) -> bool {
-        match self {
-            Self::Stalled { .. } => true,
-            // An apply with a field that Kubernetes does not know is answered with 500.
-            Self::Kube(kube::Error::Api(status)) => {
-                matches!(status.code, 400 | 422) || status.message.contains("field not declared in schema")
-            }
-            Self::Waits { .. } | Self::Busy | Self::Redis(_) | Self::Late | Self::Kube(_) => false,
-        }
-    }
-
-    /// One that may be over before anybody has read of it.
-    fn is_passing(&self) -> bool {
-        !self.is_stalled() && !matches!(self, Self::Waits { .. })
-    }
-
-    /// Nothing can be created in a namespace that is going away, and nothing has to be.
-    fn is_terminating(&self) -> bool {
-        matches!(self, Self::Kube(kube::Error::Api(status)) if status.code == 403 && status.message.contains("being terminated"))
-    }
 }
 
 /// Runs the controller until `shutdown`.
@@ -205,32 +135,35 @@ pub async fn run(
     client: Client,
     settings: Settings,
     metrics: Arc<Metrics>,
+    health: Arc<Health>,
     shutdown: impl Future<Output = ()> + Send + Sync + 'static,
 ) -> anyhow::Result<()> {
-    let cluster = cluster_id(&client, &settings).await?;
+    let cluster = identity::cluster_id(&client, &settings).await?;
     let (to_controller, changes) = unbounded();
     let (to_scaler, wishes) = unbounded();
+    let (to_asker, unheard) = unbounded();
     let gone = {
         let (client, cluster) = (client.clone(), cluster.clone());
         move |owner: String| -> futures::future::BoxFuture<'static, bool> {
-            Box::pin(is_gone(client.clone(), cluster.clone(), owner))
+            Box::pin(identity::is_gone(client.clone(), cluster.clone(), owner))
         }
     };
     let pods = Pods::default();
-    let observer = Observer::new(to_controller, to_scaler, pods.clone(), gone);
+    let observer = Observer::new(to_controller, to_scaler, to_asker, pods.clone(), gone);
     metrics.observe(observer.clone());
     let instance = hostname::get().ok().and_then(|name| name.into_string().ok());
     let reporter = Reporter { controller: "jobqueue-operator".into(), instance };
     let context = Arc::new(Context {
         recorder: Recorder::new(client.clone(), reporter),
-        pod_monitors: has_pod_monitors(&client).await,
+        pod_monitors: pod_monitors::PodMonitors::default(),
         cluster,
         client: client.clone(),
         settings,
         observer,
         metrics,
-        settled: apply::Settled::default(),
-        refused: apply::Refused::default(),
+        health,
+        settled: remembered::Settled::default(),
+        refused: remembered::Refused::default(),
         allowances: Mutex::default(),
         rolling: rolling::Rolling::default(),
         taken_out: claims::TakenOut::default(),
@@ -243,7 +176,11 @@ pub async fn run(
     for space in context.spaces() {
         beside.spawn(pods::watch(client.clone(), space, pods.clone(), to_rescue.clone()));
     }
-    beside.spawn(nodes::watch(client.clone(), pods.clone(), to_rescue));
+    beside.spawn(nodes::watch(client.clone(), pods.clone(), to_rescue.clone()));
+    let asker = client.clone();
+    beside.spawn(unheard.for_each_concurrent(ASKED_AT_ONCE, move |pods| {
+        rescue::ask_for(asker.clone(), pods, to_rescue.clone())
+    }));
     let observer = context.observer.clone();
     beside.spawn(async move {
         while let Some(death) = deaths.next().await {
@@ -341,6 +278,7 @@ async fn controller(
 async fn reconcile(stored: Arc<Stored>, context: Arc<Context>) -> Result<Action, Error> {
     // There is a controller for each namespace that is watched; together they are no faster.
     let _slot = context.pace.slot().await;
+    let _under_way = context.health.reconcile();
     let _timer = context.metrics.reconcile_started();
     let queue = &stored.queue;
     if let Some(why) = &stored.unreadable {
@@ -410,7 +348,7 @@ impl Context {
         self.observer.watch(&reference, target.clone());
         self.give_up(&reference, &applied, &target).await;
         let scaled = before.is_some_and(|before| before.manual != queue.spec.replicas);
-        if let Some(note) = ignored(queue).filter(|_| scaled) {
+        if let Some(note) = events::ignored(queue).filter(|_| scaled) {
             self.publish(queue, EventType::Warning, "ScaleIgnored", "Scale", note).await;
         }
         if let (true, Some(secret)) = (is_managed(queue), &resolved.redis_secret) {
@@ -473,37 +411,6 @@ impl Context {
         all.entry(namespace.to_owned()).or_insert_with(|| Allowance::new(LARGEST_REPLY)).clone()
     }
 
-    /// What a managed Redis needs before it can start: its volume and its password.
-    async fn prepare_redis(&self, queue: &JobQueue) -> Result<(), Error> {
-        let name = Names::of(queue).part("redis");
-        if let Some(claim) = build::volume_claim(queue) {
-            let object = claim.object.as_ref().unwrap_or(&serde_json::Value::Null);
-            if object["spec"]["storageClassName"].is_null()
-                && self.dynamic(claim.kind, queue).get_opt(&name).await?.is_none()
-            {
-                self.require_default_class().await?;
-            }
-            self.create_kept(queue, claim.kind, &claim.name, object).await?;
-        }
-        let namespace = queue.namespace().unwrap_or_default();
-        let Some(secret) = self.find_secret(&namespace, &name).await? else {
-            let object = build::generated_secret(queue, &generated_password());
-            return self.create_kept(queue, &build::SECRET, &name, &object).await;
-        };
-        if !Names::of(queue).are_on(&secret.labels) {
-            return Err(apply::foreign(queue, &build::SECRET, &name));
-        }
-        for key in ["password", "users.acl"] {
-            if !secret.has(key) {
-                let message = format!(
-                    "Secret {name} has no key {key}: restore it, or delete the Secret and the pod {name}-0 to have a new password made"
-                );
-                return Err(Error::stalled("InvalidSecret", message));
-            }
-        }
-        Ok(())
-    }
-
     /// Says of an object that it cannot be read. What runs for it goes on; its deletion is not held up.
     async fn refuse(&self, queue: &JobQueue, why: &str) -> Result<Action, Error> {
         if queue.metadata.deletion_timestamp.is_some() {
@@ -536,76 +443,6 @@ impl Context {
         self.taken_out.forget(queue);
         self.succeeded(queue);
     }
-
-    /// Without a default storage class a volume would stay pending for ever, and nobody would know why.
-    async fn require_default_class(&self) -> Result<(), Error> {
-        const DEFAULT: &str = "storageclass.kubernetes.io/is-default-class";
-        let api: Api<StorageClass> = Api::all(self.client.clone());
-        let classes = match api.list_metadata(&ListParams::default()).await {
-            Ok(classes) => classes,
-            // In namespaced mode nobody may be allowed to look.
-            Err(kube::Error::Api(status)) if status.is_forbidden() => return Ok(()),
-            Err(error) => return Err(error.into()),
-        };
-        if classes.iter().any(|class| class.annotations().get(DEFAULT).is_some_and(|value| value == "true")) {
-            return Ok(());
-        }
-        let message = "the cluster has no default StorageClass for the volume of the managed Redis: set \
-                       spec.redis.managed.storage.storageClassName, or spec.redis.managed.storage: {ephemeral: {}} if jobs may be lost";
-        Err(Error::stalled("NoStorageClass", message))
-    }
-
-    /// Writes the status if it says something new, and an event when the queue becomes ready or stops being so.
-    async fn tell(
-        &self,
-        queue: &JobQueue,
-        status: crate::api::v1alpha1::JobQueueStatus,
-    ) -> Result<(), Error> {
-        if queue.status.as_ref() == Some(&status) {
-            return Ok(());
-        }
-        let ready = |conditions: &[Condition]| {
-            let ready = conditions.iter().find(|one| one.type_ == READY)?;
-            Some((ready.status.clone(), ready.reason.clone(), ready.message.clone()))
-        };
-        let before = queue.status.as_ref().and_then(|status| ready(&status.conditions));
-        let now = ready(&status.conditions);
-        let waits = news(
-            queue.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default(),
-            &status.conditions,
-        );
-        let api: Api<Stored> = Api::namespaced(self.client.clone(), &queue.namespace().unwrap_or_default());
-        let patch = json!({ "status": status });
-        self.pace.write().await;
-        api.patch_status(&queue.name_any(), &PatchParams::default(), &Patch::Merge(&patch)).await?;
-        let turned = before.as_ref().map(|(status, reason, _)| (status, reason))
-            != now.as_ref().map(|(status, reason, _)| (status, reason));
-        if let (true, Some((status, reason, message))) = (turned, now) {
-            let type_ = if status == "True"
-                || matches!(reason.as_str(), "RedisStarting" | "Connecting" | "WorkersStarting")
-            {
-                EventType::Normal
-            } else {
-                EventType::Warning
-            };
-            self.publish(queue, type_, &reason, "Reconcile", message).await;
-        }
-        if let Some((reason, message)) = waits {
-            self.publish(queue, EventType::Normal, &reason, "Reconcile", message).await;
-        }
-        Ok(())
-    }
-
-    /// An event is worth no failure.
-    async fn publish(&self, queue: &JobQueue, type_: EventType, reason: &str, action: &str, note: String) {
-        match self.recorder.publish(&event(type_, reason, action, &note), &queue.object_ref(&())).await {
-            Ok(()) => {}
-            Err(kube::Error::Api(status)) if status.code == 403 || status.code == 404 => {
-                tracing::debug!(error = status.message, "No event: the namespace goes away");
-            }
-            Err(error) => tracing::warn!(error = %error, "Could not publish an event"),
-        }
-    }
 }
 
 /// Of several shards the first: there too jobs are served, and under the configured name they are not.
@@ -614,111 +451,14 @@ fn queues_of(target: &Target) -> Queues {
     keys.iter().map(|queue| (queue.name.clone(), queue.queue.clone())).collect()
 }
 
-/// An event with this note. The recorder takes two of the same reason and action within six minutes for one that repeats
-/// itself, and keeps the words of the first: so the action tells apart what is said.
-fn event(type_: EventType, reason: &str, action: &str, note: &str) -> Event {
-    let note: String = note.chars().take(1000).collect();
-    let action = format!("{action}-{}", build::hash(&json!(note)));
-    Event { type_, reason: reason.into(), action, note: Some(note), secondary: None }
-}
-
-/// What to say to whoever has scaled a queue that scales itself.
-fn ignored(queue: &JobQueue) -> Option<String> {
-    let number = queue.spec.replicas.filter(|_| queue.spec.scaling.mode == ScalingMode::Auto)?;
-    Some(format!(
-        "spec.replicas = {number} has no effect: scaling.mode is Auto, and the number of workers follows the number of jobs between \
-         minReplicas and maxReplicas; set scaling.mode: Manual to have kubectl scale and autoscalers obeyed"
-    ))
-}
-
-/// That a change waits, if that is new. A queue that is not ready for that very reason says so itself.
-fn news(before: &[Condition], now: &[Condition]) -> Option<(String, String)> {
-    let find = |conditions: &[Condition], kind: &str| {
-        let found = conditions.iter().find(|one| one.type_ == kind)?;
-        Some((found.reason.clone(), found.message.clone()))
-    };
-    let (reason, message) = find(now, RECONCILING)?;
-    let known = find(before, RECONCILING).is_some_and(|(earlier, _)| earlier == reason);
-    let said = find(now, READY).is_some_and(|(ready, _)| ready == reason);
-    (!known && !said).then_some((reason, message))
-}
-
-/// 244 random bits.
-fn generated_password() -> String {
-    let half = || uuid::Uuid::new_v4().simple().to_string();
-    half() + &half()
-}
-
-/// Waits longer after each failure of the same queue; one that only a person can mend is looked at rarely.
+/// Waits longer after each failure of the same queue.
 #[allow(clippy::needless_pass_by_value, reason = "the controller calls it so")]
 fn on_error(stored: Arc<Stored>, error: &Error, context: Arc<Context>) -> Action {
     let queue = &stored.queue;
     let mut failures = context.failures.lock().unwrap_or_else(PoisonError::into_inner);
     let count = failures.entry(ObjectRef::from_obj(queue)).or_default();
-    *count = (*count + 1).min(10);
+    *count = count.saturating_add(1);
     context.metrics.reconcile_failed(error.reason());
-    let longest = if error.is_passing() { Duration::from_secs(60) } else { Duration::from_secs(30) };
     tracing::warn!(namespace = queue.namespace().unwrap_or_default(), jobqueue = queue.name_any(), error = %error, "Could not reconcile");
-    Action::requeue(Duration::from_millis(500).saturating_mul(2u32.saturating_pow(*count - 1)).min(longest))
-}
-
-/// Whether the `JobQueue` that a claim names does not exist any more. Another cluster's cannot be asked for.
-async fn is_gone(client: Client, ours: String, owner: String) -> bool {
-    let parts: Vec<&str> = owner.split('/').collect();
-    let [cluster, namespace, name, uid] = parts.as_slice() else { return false };
-    if *cluster != ours {
-        return false;
-    }
-    let api: Api<JobQueue> = Api::namespaced(client, namespace);
-    match api.get_metadata_opt(name).await {
-        Ok(found) => found.is_none_or(|found| found.uid().as_deref() != Some(*uid)),
-        Err(_) => false,
-    }
-}
-
-/// What tells one cluster from another: the uid of a namespace that every cluster has. Without the right to read it
-/// (namespaced mode) it is that of our lease, which outlives every operator that holds it. Were it the same for all, we
-/// would not find the `JobQueue` of another cluster in ours, and take its keys.
-async fn cluster_id(client: &Client, settings: &Settings) -> anyhow::Result<String> {
-    let api: Api<Namespace> = Api::all(client.clone());
-    let id = match api.get_metadata("kube-system").await {
-        Ok(namespace) => namespace.uid(),
-        Err(kube::Error::Api(status)) if status.is_forbidden() => {
-            let leases: Api<Lease> = Api::namespaced(client.clone(), &settings.namespace);
-            leases.get_metadata(&settings.lease).await?.uid()
-        }
-        Err(error) => return Err(error.into()),
-    };
-    id.ok_or_else(|| anyhow::anyhow!("neither kube-system nor the lease {} has a uid", settings.lease))
-}
-
-async fn has_pod_monitors(client: &Client) -> bool {
-    client
-        .list_api_group_resources("monitoring.coreos.com/v1")
-        .await
-        .is_ok_and(|list| list.resources.iter().any(|one| one.kind == "PodMonitor"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_event_repeats_an_earlier_one_only_if_it_says_the_same() {
-        let action = |note: &str| event(EventType::Normal, "Scaled", "Scale", note).action;
-        assert_ne!(action("Scaled workers from 0 to 3"), action("Scaled workers from 3 to 0"));
-        assert_eq!(action("Scaled workers from 0 to 3"), action("Scaled workers from 0 to 3"));
-        assert!(action(&"x".repeat(2000)).len() <= 128, "more is refused by Kubernetes");
-    }
-
-    #[test]
-    fn a_number_of_workers_has_no_effect_on_a_queue_that_scales_itself() {
-        let said = |yaml: &str| {
-            let spec = serde_json::from_value(serde_saphyr::from_str(yaml).unwrap()).unwrap();
-            ignored(&JobQueue::new("q", spec))
-        };
-        assert!(said("{replicas: 3}").is_some_and(|note| note.contains("spec.replicas = 3 has no effect")));
-        assert_eq!(said("{replicas: 3, scaling: {mode: Manual}}"), None);
-        assert_eq!(said("{}"), None);
-    }
+    Action::requeue(retry::retry_after(error, *count))
 }

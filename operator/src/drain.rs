@@ -9,17 +9,30 @@ use std::collections::{HashMap, HashSet};
 use jiff::Timestamp;
 use kube::ResourceExt;
 
-use crate::pods::{Pod, has};
+use crate::pods::{ContainerStatus, Pod, has};
 
 /// Says that a pod drains, and the word that its process has to acknowledge: when the drain began, Unix milliseconds. The
 /// next leader goes on from here.
 pub const DRAINING: &str = "jobqueue.dev/draining";
 /// What a `ReplicaSet` looks at among pods that are equally well.
 pub const COST: &str = "controller.kubernetes.io/pod-deletion-cost";
-/// Lower than what anybody else would write.
+/// Of a pod that drains: lower than what anybody else would write.
 pub const DRAINING_COST: &str = "-1000000";
+/// Of one that has come to rest: lower than of any that still has a job to finish.
+pub const RESTED_COST: &str = "-2000000";
 /// Tells the pods of one `ReplicaSet` of a Deployment from those of the next.
 pub const TEMPLATE: &str = "pod-template-hash";
+
+/// What is written on a pod about its drain.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Mark {
+    /// It drains, with this word.
+    Draining(String),
+    /// It has come to rest, as it was told with this word.
+    Rested(String),
+    /// It works, as before.
+    Working,
+}
 
 /// A pod, and what its process does.
 #[derive(Debug, Clone)]
@@ -82,10 +95,28 @@ impl Worker {
         self.pod.annotations().get(COST).and_then(|cost| cost.parse().ok()).unwrap_or(0)
     }
 
-    fn restarts(&self) -> i32 {
-        let of =
-            |pod: &Pod| pod.status.as_ref()?.container_statuses.iter().map(|one| one.restart_count).max();
-        of(&self.pod).unwrap_or(0)
+    fn is_marked_rested(&self) -> bool {
+        self.pod.annotations().get(COST).is_some_and(|cost| cost == RESTED_COST)
+    }
+
+    /// Says anything about a drain. A patch that was written late may have left half of it: a cost without a word.
+    pub fn is_marked(&self) -> bool {
+        self.word().is_some() || self.is_marked_rested()
+    }
+
+    /// How often its containers were started again at most, then its sidecars.
+    fn restarts(&self) -> (i32, i32) {
+        let Some(status) = &self.pod.status else { return (0, 0) };
+        let most = |all: &mut dyn Iterator<Item = &ContainerStatus>| {
+            all.map(|one| one.restart_count).max().unwrap_or_default()
+        };
+        let sidecars = self.pod.spec.init_containers.iter().filter(|one| one.restart_policy == "Always");
+        let names: HashSet<&str> = sidecars.map(|one| one.name.as_str()).collect();
+        let is_sidecar = |one: &&ContainerStatus| names.contains(one.name.as_str());
+        (
+            most(&mut status.container_statuses.iter()),
+            most(&mut status.init_container_statuses.iter().filter(is_sidecar)),
+        )
     }
 
     fn ready_since(&self) -> Option<Timestamp> {
@@ -107,8 +138,10 @@ impl Worker {
 /// What to do about surplus workers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// The uids of pods that should drain and do not yet.
+    /// The uids of pods that should drain and do not say so, or say that they rest and do not.
     pub drain: Vec<String>,
+    /// The uids of pods that have come to rest and do not say so yet.
+    pub rested: Vec<String>,
     /// The uids of pods that should work again.
     pub resume: Vec<String>,
     /// How many workers to ask for: more, or as few as there can be now without interrupting anybody.
@@ -141,7 +174,7 @@ pub fn plan(workers: &[Worker], situation: Situation) -> Plan {
     let draining = || active.iter().filter(|worker| worker.word().is_some());
     let more = (desired > current).then_some(desired);
     let resume_all = || Plan {
-        resume: draining().map(|worker| worker.uid()).collect(),
+        resume: active.iter().filter(|worker| worker.is_marked()).map(|worker| worker.uid()).collect(),
         replicas: more,
         ..Plan::default()
     };
@@ -177,20 +210,31 @@ pub fn plan(workers: &[Worker], situation: Situation) -> Plan {
         timeout_ms.is_some_and(|bound| worker.word().is_some() && worker.waited_ms(now_ms) >= bound)
     };
     let rests = |worker: &&Worker| worker.drained || is_late(worker);
-    // While others work, one that goes must also be unready in the `ReplicaSet`'s eyes: any of them may become so at any
-    // moment, and would then be taken in its place. When everybody goes at once there is nobody else.
+    // While others work, one that goes must be unready in the `ReplicaSet`'s eyes, because any of them may become so at any
+    // moment, and must cost less than those who drain too: otherwise one of them could be taken in its place. When
+    // everybody goes at once there is nobody else.
     let everybody = surplus == order.len() && order.iter().all(rests);
-    let may_go = |worker: &&&Worker| is_late(worker) || worker.drained && (worker.goes_first() || everybody);
+    let stands_out = |worker: &Worker| worker.goes_first() && worker.is_marked_rested();
+    let may_go = |worker: &&&Worker| is_late(worker) || worker.drained && (stands_out(worker) || everybody);
+    // One that works again unasked, because nobody had told it to be quiet for too long, says that it rests until it is
+    // marked anew, and could be taken for it.
+    let deceived = order.iter().any(|worker| worker.is_marked_rested() && !rests(worker));
+    let may_leave = if deceived { 0 } else { surplus };
     let going: Vec<String> =
-        order.iter().take(surplus).take_while(may_go).map(|worker| worker.uid()).collect();
+        order.iter().take(may_leave).take_while(may_go).map(|worker| worker.uid()).collect();
     let uids = |wanted: &dyn Fn(usize, &Worker) -> bool| {
         let all = order.iter().enumerate().filter(|(at, worker)| wanted(*at, worker));
         all.map(|(_, worker)| worker.uid()).collect::<Vec<_>>()
     };
     let gone = count(going.len());
     Plan {
-        drain: uids(&|at, worker| chosen.contains(&at) && worker.word().is_none()),
-        resume: uids(&|at, worker| !chosen.contains(&at) && worker.word().is_some()),
+        drain: uids(&|at, worker| {
+            chosen.contains(&at) && (worker.word().is_none() || worker.is_marked_rested() && !rests(&worker))
+        }),
+        rested: uids(&|at, worker| {
+            chosen.contains(&at) && worker.drained && !worker.is_marked_rested() && !everybody
+        }),
+        resume: uids(&|at, worker| !chosen.contains(&at) && worker.is_marked()),
         replicas: more.or_else(|| Some(there - gone).filter(|fewer| *fewer < current.min(there))),
         going,
         draining: count(surplus) - gone.max(condemned),

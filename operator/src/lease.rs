@@ -3,6 +3,7 @@
 //! Every write carries the version that was read, so of two that want it one wins. Who cannot renew in time has lost it
 //! and ends the process: another may lead already. (It does not fence what we do in Redis; that is safe when doubled.)
 use std::future::Future;
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -10,6 +11,8 @@ use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::api::{ObjectMeta, PostParams};
 use kube::{Api, Client};
+
+use crate::health::Health;
 
 /// How long a leader may be silent before another takes over. Together with [`RETRY`] it bounds a failover: 12 s.
 pub const DURATION: Duration = Duration::from_secs(10);
@@ -56,17 +59,19 @@ pub struct Leadership {
     name: String,
     me: String,
     seen: Option<(String, tokio::time::Instant)>,
+    health: Arc<Health>,
 }
 
 impl Leadership {
     /// Not leading yet. `me` must be unique: the name of the pod.
-    pub fn new(client: Client, namespace: &str, name: &str, me: &str) -> Self {
-        Self { api: Api::namespaced(client, namespace), name: name.into(), me: me.into(), seen: None }
+    pub fn new(client: Client, namespace: &str, name: &str, me: &str, health: Arc<Health>) -> Self {
+        Self { api: Api::namespaced(client, namespace), name: name.into(), me: me.into(), seen: None, health }
     }
 
     /// Waits until it is ours.
     pub async fn acquire(&mut self) {
         loop {
+            self.health.attended_lease();
             match tokio::time::timeout(CALL, self.try_once()).await {
                 Ok(Ok(true)) => return,
                 Ok(Ok(false)) => {}
@@ -126,6 +131,7 @@ impl Leadership {
     pub async fn keep(&mut self) {
         let mut renewed = tokio::time::Instant::now();
         loop {
+            self.health.attended_lease();
             tokio::time::sleep(RENEW).await;
             let left = DURATION.saturating_sub(renewed.elapsed());
             // Counted from the question: others count from when it was written, which is before the answer.
@@ -169,8 +175,10 @@ impl Leadership {
             _ => now,
         };
         self.seen = Some((version, since));
-        let step = next(found.as_ref().and_then(|lease| lease.spec.as_ref()), &self.me, now - since);
+        let spec = found.as_ref().and_then(|lease| lease.spec.as_ref());
+        let step = next(spec, &self.me, now - since);
         if step == Step::Wait {
+            self.health.saw_leader(spec.and_then(|spec| spec.holder_identity.as_deref()));
             return Ok(false);
         }
         let time = MicroTime(Timestamp::now());
@@ -192,9 +200,15 @@ impl Leadership {
             }
         };
         match written {
-            Ok(_) => Ok(true),
+            Ok(_) => {
+                self.health.saw_leader(Some(&self.me));
+                Ok(true)
+            }
             // Somebody was faster.
-            Err(kube::Error::Api(status)) if status.is_conflict() || status.is_already_exists() => Ok(false),
+            Err(kube::Error::Api(status)) if status.is_conflict() || status.is_already_exists() => {
+                self.health.saw_leader(None);
+                Ok(false)
+            }
             Err(error) => Err(error),
         }
     }

@@ -12,7 +12,9 @@
 pub mod api;
 pub mod autoscaler;
 pub mod controller;
+pub mod crd;
 pub mod drain;
+pub mod health;
 pub mod lease;
 pub mod metrics;
 pub mod nodes;
@@ -21,3 +23,4 @@ pub mod pods;
 pub mod rescue;
 pub mod server;
 pub mod telemetry;
+pub mod uninstall;

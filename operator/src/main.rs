@@ -7,20 +7,20 @@ use std::time::Duration;
 use clap::{Parser, Subcommand};
 use ipnet::IpNet;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use kube::api::{ListParams, Patch, PatchParams};
-use kube::{Api, Client, ResourceExt};
-use operator::api::v1alpha1::JobQueue;
-use operator::controller::{self, FINALIZER, Settings};
+use kube::{Api, Client};
+use operator::controller::{self, Settings};
+use operator::health::Health;
 use operator::lease::Leadership;
 use operator::metrics::Metrics;
-use operator::{server, telemetry};
-use serde_json::json;
+use operator::{crd, server, telemetry, uninstall};
 use tokio_util::sync::CancellationToken;
 
 /// How long what is under way may take after the signal to stop. Nobody else leads meanwhile: with the 3 s that the release
 /// of the lease may take and the 2 s after which others look, a handover takes 10 s at most. What is cut short is done
 /// again by the next leader.
 const STOPPING: Duration = Duration::from_secs(5);
+/// How long `probe` asks: just after an installation nobody leads for a moment, and `helm test` has a minute.
+const PROBING: Duration = Duration::from_secs(30);
 
 /// The operator of jobqueue: makes what each `JobQueue` of the cluster asks for.
 #[derive(Debug, Parser)]
@@ -44,7 +44,7 @@ struct Cli {
     /// The name of the lease
     #[arg(long, env = "LEASE_NAME", default_value = "jobqueue-operator")]
     lease_name: String,
-    /// The port of /livez, /readyz and /metrics
+    /// The port of /livez, /readyz, /leader and /metrics
     #[arg(long, env = "PORT", default_value_t = 8080)]
     port: u16,
     /// The least severe log lines that are written: debug, info, warn or error
@@ -65,9 +65,9 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Ask a URL and exit with 0 when it answers 200: for helm test
+    /// Ask a URL until it answers 200, half a minute at most: for helm test
     Probe {
-        /// What to ask, such as `http://jobqueue-operator:8080/readyz`
+        /// What to ask, such as `http://jobqueue-operator:8080/leader`
         url: String,
     },
     /// Take our finalizer off every `JobQueue`, so that they can be deleted without an operator
@@ -87,7 +87,7 @@ async fn main() -> ExitCode {
     let ended = match &cli.command {
         None => run(cli).await,
         Some(Command::Probe { url }) => probe(url).await,
-        Some(Command::Uninstall) => uninstall(&cli).await,
+        Some(Command::Uninstall) => release(&cli).await,
     };
     let code = match ended {
         Ok(()) => ExitCode::SUCCESS,
@@ -120,17 +120,21 @@ async fn run(cli: Cli) -> anyhow::Result<()> {
     tokio::spawn(until_signal(shutdown.clone()));
     let client = Client::try_default().await?;
     let metrics = Metrics::new()?;
-    let server = tokio::spawn(server::serve(port, Arc::clone(&metrics), shutdown.clone().cancelled_owned()));
+    let health = Arc::new(Health::default());
+    let stop = shutdown.clone().cancelled_owned();
+    let server = tokio::spawn(server::serve(port, Arc::clone(&metrics), Arc::clone(&health), stop));
     let host = || hostname::get().ok().and_then(|name| name.into_string().ok()).unwrap_or_default();
     // A restarted container has its predecessor's name, and its predecessor is gone: it may go on with its lease.
     let identity = identity.unwrap_or_else(host);
-    let watched: Vec<String> = watch_namespaces.into_iter().filter(|name| !name.is_empty()).collect();
-    let mut leadership = Leadership::new(client.clone(), &namespace, &lease_name, &identity);
+    let watched = named(watch_namespaces);
+    let mut leadership =
+        Leadership::new(client.clone(), &namespace, &lease_name, &identity, Arc::clone(&health));
     let work = async {
         tokio::select! {
             () = shutdown.cancelled() => return Ok(()),
             () = async {
-                wait_for_crd(&client, watched.first()).await;
+                crd::wait(&client, &watched).await;
+                health.found_crd();
                 tracing::info!(identity, "Waiting to lead");
                 leadership.acquire().await;
             } => {}
@@ -148,7 +152,8 @@ async fn run(cli: Cli) -> anyhow::Result<()> {
             redis_networks: redis_networks.into_iter().flatten().collect(),
         };
         let stop = shutdown.clone().cancelled_owned();
-        let controlling = controller::run(client.clone(), settings, Arc::clone(&metrics), stop);
+        let controlling =
+            controller::run(client.clone(), settings, Arc::clone(&metrics), Arc::clone(&health), stop);
         // What is being done at the signal is done to its end, if that is near.
         let late = async {
             shutdown.cancelled().await;
@@ -203,22 +208,6 @@ async fn api_servers(client: &Client) -> Vec<IpAddr> {
     found
 }
 
-/// The CRD may be installed after us: look for it until it is there.
-async fn wait_for_crd(client: &Client, namespace: Option<&String>) {
-    let api: Api<JobQueue> = match namespace {
-        Some(namespace) => Api::namespaced(client.clone(), namespace),
-        None => Api::all(client.clone()),
-    };
-    let mut told = false;
-    while let Err(error) = api.list_metadata(&ListParams::default().limit(1)).await {
-        if !told {
-            tracing::warn!(error = %error, "Waiting for the JobQueue CRD: is it installed?");
-            told = true;
-        }
-        tokio::time::sleep(Duration::from_secs(2)).await;
-    }
-}
-
 async fn until_signal(shutdown: CancellationToken) {
     use tokio::signal::unix::{SignalKind, signal};
     let (Ok(mut terminate), Ok(mut interrupt)) =
@@ -235,12 +224,28 @@ async fn until_signal(shutdown: CancellationToken) {
     shutdown.cancel();
 }
 
-/// A plain HTTP/1.1 GET: the image has no shell and no curl.
 async fn probe(url: &str) -> anyhow::Result<()> {
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let rest =
         url.strip_prefix("http://").ok_or_else(|| anyhow::anyhow!("{url}: must begin with http://"))?;
     let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
+    let until = tokio::time::Instant::now() + PROBING;
+    loop {
+        match ask(host, path).await {
+            Ok(said) => {
+                println!("{url}: {said}");
+                return Ok(());
+            }
+            Err(error) if tokio::time::Instant::now() >= until => {
+                anyhow::bail!("{url} did not answer 200 within {PROBING:?}: {error}");
+            }
+            Err(_) => tokio::time::sleep(Duration::from_secs(1)).await,
+        }
+    }
+}
+
+/// A plain HTTP/1.1 GET, since the image has no shell and no curl: what a 200 says in its last line.
+async fn ask(host: &str, path: &str) -> anyhow::Result<String> {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let asked = async {
         let mut stream = tokio::net::TcpStream::connect(host).await?;
         stream
@@ -253,40 +258,23 @@ async fn probe(url: &str) -> anyhow::Result<()> {
         Ok::<_, std::io::Error>(String::from_utf8_lossy(&answer).into_owned())
     };
     let answer = tokio::time::timeout(Duration::from_secs(10), asked).await??;
-    let first = answer.lines().next().unwrap_or_default();
-    anyhow::ensure!(first.contains(" 200 "), "{url} answered {first:?}");
-    println!("{url}: {first}");
-    Ok(())
+    let (first, last) =
+        (answer.lines().next().unwrap_or_default(), answer.lines().last().unwrap_or_default());
+    anyhow::ensure!(first.contains(" 200 "), "it answered {first:?}: {last}");
+    Ok(last.to_owned())
+}
+
+/// The namespaces that were named; a variable that is set to nothing names none.
+fn named(namespaces: Vec<String>) -> Vec<String> {
+    namespaces.into_iter().filter(|name| !name.is_empty()).collect()
 }
 
 /// Whoever leads would put the finalizers back: first the leadership, then they.
-async fn uninstall(cli: &Cli) -> anyhow::Result<()> {
+async fn release(cli: &Cli) -> anyhow::Result<()> {
     let client = Client::try_default().await?;
     let me = format!("{}-uninstall", cli.identity.clone().unwrap_or_default());
-    let mut leadership = Leadership::new(client.clone(), &cli.namespace, &cli.lease_name, &me);
-    leadership.usurping(release_all(&client, &cli.watch_namespaces)).await
-}
-
-/// Takes our finalizer off every `JobQueue` of these namespaces; empty means all.
-async fn release_all(client: &Client, namespaces: &[String]) -> anyhow::Result<()> {
-    let spaces: Vec<Option<&String>> =
-        match namespaces.iter().filter(|name| !name.is_empty()).collect::<Vec<_>>() {
-            none if none.is_empty() => vec![None],
-            some => some.into_iter().map(Some).collect(),
-        };
-    for space in spaces {
-        let all: Api<JobQueue> =
-            space.map_or_else(|| Api::all(client.clone()), |space| Api::namespaced(client.clone(), space));
-        for queue in all.list_metadata(&ListParams::default()).await?.items {
-            let kept: Vec<&String> = queue.finalizers().iter().filter(|name| *name != FINALIZER).collect();
-            if kept.len() == queue.finalizers().len() {
-                continue;
-            }
-            let api: Api<JobQueue> = Api::namespaced(client.clone(), &queue.namespace().unwrap_or_default());
-            let patch = json!({ "metadata": { "finalizers": kept } });
-            api.patch_metadata(&queue.name_any(), &PatchParams::default(), &Patch::Merge(&patch)).await?;
-            println!("jobqueue {}/{}: released", queue.namespace().unwrap_or_default(), queue.name_any());
-        }
-    }
-    Ok(())
+    let mut leadership =
+        Leadership::new(client.clone(), &cli.namespace, &cli.lease_name, &me, Arc::default());
+    let watched = named(cli.watch_namespaces.clone());
+    Ok(leadership.usurping(uninstall::release_all(&client, &watched)).await?)
 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use futures::channel::mpsc::UnboundedSender;
+use jiff::Timestamp;
 use kube::core::{ApiResource, GroupVersionKind, Object};
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
@@ -46,6 +47,32 @@ pub struct NodeStatus {
     pub conditions: Vec<PodCondition>,
 }
 
+/// What can be concluded about the processes on a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing {
+    /// Somebody has said that none of them runs any more.
+    OutOfService,
+    /// Its kubelet does what it is told, since then.
+    Well(Timestamp),
+    /// Nothing.
+    Unknown,
+}
+
+/// What can be concluded about the processes on a node. Pure.
+pub fn standing(node: &Node) -> Standing {
+    if is_out_of_service(node) {
+        return Standing::OutOfService;
+    }
+    let ready =
+        node.status.as_ref().and_then(|status| status.conditions.iter().find(|one| one.kind == "Ready"));
+    match ready {
+        Some(PodCondition { status, last_transition_time: Some(since), .. }) if status == "True" => {
+            Standing::Well(since.0)
+        }
+        _ => Standing::Unknown,
+    }
+}
+
 /// The kind, for the API.
 pub fn resource() -> ApiResource {
     ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk("", "v1", "Node"), "nodes")
@@ -80,16 +107,17 @@ pub async fn watch(client: Client, pods: Pods, deaths: UnboundedSender<Death>) {
             Ok(Event::InitDone) => {
                 gone.extend(known.difference(&listed).cloned());
                 for node in &gone {
-                    pods.note_node(node, false);
+                    pods.note_node(node, None);
                 }
                 known.clone_from(&listed);
+                pods.note_all_nodes();
             }
             Ok(Event::Apply(node)) => {
                 tell(&pods, &node, &deaths);
                 known.insert(node.name_any());
             }
             Ok(Event::Delete(node)) => {
-                pods.note_node(&node.name_any(), false);
+                pods.note_node(&node.name_any(), None);
                 known.remove(&node.name_any());
                 gone.push(node.name_any());
             }
@@ -102,7 +130,7 @@ pub async fn watch(client: Client, pods: Pods, deaths: UnboundedSender<Death>) {
 }
 
 fn tell(pods: &Pods, node: &Node, deaths: &UnboundedSender<Death>) {
-    pods.note_node(&node.name_any(), is_out_of_service(node));
+    pods.note_node(&node.name_any(), Some(standing(node)));
     if is_out_of_service(node) {
         rescue::lost(pods, &node.name_any(), deaths);
     }

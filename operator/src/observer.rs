@@ -22,8 +22,9 @@ use tokio::sync::Notify;
 
 use crate::api::v1alpha1::{JobQueue, Protocol, Scaling};
 use crate::autoscaler::{Decision, History};
+use crate::drain::Mark;
 use crate::pods::Pods;
-use crate::rescue::Death;
+use crate::rescue::{Death, Unheard};
 
 mod away;
 mod claims;
@@ -44,6 +45,12 @@ const LONGEST_PATIENCE: Duration = Duration::from_secs(60);
 const REMEMBERED: Duration = Duration::from_secs(30);
 /// A death that nothing could be done about for this long is left to the heartbeat.
 const GIVEN_UP: Duration = Duration::from_secs(600);
+
+/// Pods that nobody has heard of are asked for again after this long.
+const ASK_AGAIN: Duration = Duration::from_secs(30);
+/// A node counts as well for them when it has been so for as long as a worker has to stop, and for this long at least: its
+/// clock is not ours.
+const LONG_WELL: Duration = Duration::from_secs(60);
 
 /// Kubernetes says why a container ended this long after its successor has started, as a rule much sooner.
 const CAUSE_WAIT: Duration = Duration::from_secs(5);
@@ -90,6 +97,8 @@ pub struct Target {
     pub owner: String,
     /// Whether workers shall take no jobs.
     pub paused: bool,
+    /// How long a worker has to stop.
+    pub grace: Duration,
     /// How many workers there may be.
     pub scaling: Scaling,
     /// `spec.replicas`.
@@ -134,6 +143,7 @@ impl Target {
             concurrency: config.worker.count,
             owner,
             paused: queue.spec.paused,
+            grace: queue.spec.worker.grace(),
             scaling: queue.spec.scaling.clone(),
             manual: queue.spec.replicas,
             asked,
@@ -247,8 +257,8 @@ impl From<&StoreError> for Trouble {
 pub struct Wish {
     /// Whose workers.
     pub queue: ObjectRef<JobQueue>,
-    /// Pods, by name, that begin to drain (with the word of that drain) or work again.
-    pub marks: Vec<(String, Option<String>)>,
+    /// Pods, by name, that begin to drain, have come to rest or work again.
+    pub marks: Vec<(String, Mark)>,
     /// A number of workers.
     pub scale: Option<Scale>,
 }
@@ -304,6 +314,7 @@ struct Shared {
     state: Mutex<State>,
     changed: UnboundedSender<ObjectRef<JobQueue>>,
     wishes: UnboundedSender<Wish>,
+    unheard: UnboundedSender<Unheard>,
     pods: Pods,
     /// Whether the `JobQueue` that an owner names is gone.
     gone: Box<dyn Fn(String) -> futures::future::BoxFuture<'static, bool> + Send + Sync>,
@@ -370,6 +381,8 @@ struct Watched {
     lanes: Vec<LaneSnapshot>,
     /// Fenced lanes of all shards.
     reaping: u64,
+    /// Pods of lanes that nobody has heard of, and when they were last asked for.
+    unheard: HashMap<String, Instant>,
     /// Jobs of the dead that were given back, by queue.
     reaped: HashMap<String, u64>,
     /// How many workers there should be, since that has last changed.
@@ -394,6 +407,7 @@ impl Watched {
             laid_out_at: None,
             lanes: Vec::new(),
             reaping: 0,
+            unheard: HashMap::new(),
             reaped: HashMap::new(),
             decided: None,
             busy: false,
@@ -426,10 +440,18 @@ impl Observer {
     pub fn new(
         changed: UnboundedSender<ObjectRef<JobQueue>>,
         wishes: UnboundedSender<Wish>,
+        unheard: UnboundedSender<Unheard>,
         pods: Pods,
         gone: impl Fn(String) -> futures::future::BoxFuture<'static, bool> + Send + Sync + 'static,
     ) -> Self {
-        Self(Arc::new(Shared { state: Mutex::default(), changed, wishes, pods, gone: Box::new(gone) }))
+        Self(Arc::new(Shared {
+            state: Mutex::default(),
+            changed,
+            wishes,
+            unheard,
+            pods,
+            gone: Box::new(gone),
+        }))
     }
 
     /// Looks at this queue from now on, in this way.

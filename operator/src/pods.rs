@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use futures::channel::mpsc::UnboundedSender;
+use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use kube::core::{ApiResource, GroupVersionKind, Object};
 use kube::runtime::WatchStreamExt;
@@ -16,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use crate::api::v1alpha1::JobQueue;
 use crate::controller::{MANAGED_BY, QUEUE_LABEL};
 use crate::drain::{COST, DRAINING, TEMPLATE};
+use crate::nodes::Standing;
 use crate::rescue::{self, Death};
 
 /// For this long something may be learnt about pods that are gone; then the heartbeat has told it anyway.
@@ -35,6 +37,18 @@ pub type Pod = Object<PodSpec, PodStatus>;
 pub struct PodSpec {
     /// Where it runs; nowhere yet: `None`.
     pub node_name: Option<String>,
+    /// What starts before the worker, and the app that goes on beside it.
+    pub init_containers: Vec<InitContainer>,
+}
+
+/// What starts before the worker.
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase", default)]
+pub struct InitContainer {
+    /// Its name.
+    pub name: String,
+    /// `Always`: it goes on beside the worker, a sidecar.
+    pub restart_policy: String,
 }
 
 /// How it fares.
@@ -82,22 +96,12 @@ pub struct ContainerStatus {
     pub last_state: ContainerState,
 }
 
-/// What a container does, or how it ended.
+/// Whether a container has ended, and how.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ContainerState {
-    /// It runs.
-    pub running: Option<Running>,
     /// It ended.
     pub terminated: Option<Terminated>,
-}
-
-/// Since when a container runs.
-#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
-#[serde(rename_all = "camelCase", default)]
-pub struct Running {
-    /// By its node's clock, in whole seconds.
-    pub started_at: Option<Time>,
 }
 
 /// How a container ended.
@@ -136,8 +140,9 @@ struct Known {
     queues: HashMap<ObjectRef<JobQueue>, Workers>,
     /// The namespaces whose pods have all been listed once; `None`: all of them.
     listed: HashSet<Option<String>>,
-    /// The nodes of which somebody has said that nothing runs there any more.
-    out_of_service: HashSet<String>,
+    /// What can be concluded about the processes on each node, and whether all nodes have been listed once.
+    nodes: HashMap<String, Standing>,
+    all_nodes: bool,
     /// Pods that are gone, and since when, of whose processes nobody could tell whether they live.
     missing: HashMap<String, (Pod, Instant)>,
 }
@@ -179,21 +184,47 @@ impl Pods {
         all.filter(|pod| pod.spec.node_name.as_deref() == Some(node)).cloned().collect()
     }
 
-    /// Notes whether a node is out of service: its pods may be heard of later than the node.
-    pub fn note_node(&self, node: &str, out_of_service: bool) {
+    /// Notes what can be concluded about the processes on a node, or that it is gone: its pods may be heard of later.
+    pub fn note_node(&self, node: &str, standing: Option<Standing>) {
         let mut known = self.known();
-        if out_of_service {
-            known.out_of_service.insert(node.to_owned());
-        } else {
-            known.out_of_service.remove(node);
+        match standing {
+            Some(standing) => known.nodes.insert(node.to_owned(), standing),
+            None => known.nodes.remove(node),
+        };
+    }
+
+    /// Notes that all nodes have been listed.
+    pub fn note_all_nodes(&self) {
+        self.known().all_nodes = true;
+    }
+
+    /// Which of these are the uids of no pod, if whatever was removed before this moment is certainly dead: every node does
+    /// what it is told since then. One that was cut off when a pod went, and has come back, gives the pod its time to stop.
+    pub fn unheard_of<'a>(
+        &self,
+        queue: &ObjectRef<JobQueue>,
+        uids: impl Iterator<Item = &'a String>,
+        moment: Timestamp,
+    ) -> HashSet<String> {
+        let known = self.known();
+        let listed = known.listed.contains(&None) || known.listed.contains(&queue.namespace);
+        let is_well = |standing: &Standing| match standing {
+            Standing::OutOfService => true,
+            Standing::Well(since) => *since <= moment,
+            Standing::Unknown => false,
+        };
+        if !listed || !known.all_nodes || !known.nodes.values().all(is_well) {
+            return HashSet::new();
         }
+        let pods = known.queues.get(queue).map(|workers| &workers.pods);
+        uids.filter(|uid| pods.is_none_or(|pods| !pods.contains_key(*uid))).cloned().collect()
     }
 
     /// Tells of those on nodes that are out of service, when all pods have been listed.
     fn tell_lost(&self, deaths: &UnboundedSender<Death>) {
-        let nodes = self.known().out_of_service.clone();
-        for node in nodes {
-            rescue::lost(self, &node, deaths);
+        let nodes = self.known().nodes.clone();
+        for (node, _) in nodes.iter().filter(|(_, standing)| **standing == Standing::OutOfService) {
+            rescue::lost(self, node, deaths);
         }
     }
 
@@ -402,9 +433,9 @@ mod tests {
     #[test]
     fn a_node_that_was_heard_of_before_its_pods_has_lost_them_too() {
         let (pods, (to, mut deaths)) = (Pods::default(), unbounded());
-        pods.note_node("one", true);
-        pods.note_node("two", true);
-        pods.note_node("two", false);
+        pods.note_node("one", Some(Standing::OutOfService));
+        pods.note_node("two", Some(Standing::OutOfService));
+        pods.note_node("two", None);
         pods.apply(pod("a", "one", &json!({})));
         pods.apply(pod("b", "two", &json!({})));
         pods.tell_lost(&to);
@@ -413,6 +444,30 @@ mod tests {
             told.iter().map(|death| (death.pod_uid.as_str(), death.cause)).collect::<Vec<_>>(),
             [("a", "node-lost")]
         );
+    }
+
+    #[test]
+    fn nothing_is_concluded_about_a_pod_nobody_knows_while_a_node_may_keep_its_processes() {
+        let (pods, queue) = (Pods::default(), ObjectRef::new("q").within("n"));
+        let at = |second| Timestamp::from_second(second).unwrap();
+        let uids = ["a".to_owned(), "gone".to_owned()];
+        let unheard_of = || pods.unheard_of(&queue, uids.iter(), at(100)).into_iter().collect::<Vec<_>>();
+        pods.apply(pod("a", "one", &json!({})));
+        pods.note_node("one", Some(Standing::Well(at(100))));
+        assert!(unheard_of().is_empty(), "there may be pods");
+        pods.known().listed.insert(None);
+        assert!(unheard_of().is_empty(), "and nodes");
+        pods.note_all_nodes();
+        assert_eq!(unheard_of(), ["gone"]);
+        for (standing, concluded) in [
+            (Some(Standing::Well(at(101))), false),
+            (Some(Standing::Unknown), false),
+            (Some(Standing::OutOfService), true),
+            (None, true),
+        ] {
+            pods.note_node("two", standing);
+            assert_eq!(!unheard_of().is_empty(), concluded, "{standing:?}");
+        }
     }
 
     #[test]

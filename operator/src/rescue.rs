@@ -1,9 +1,11 @@
 //! What pods tell about the processes in them: which are certainly dead, since when, and why. Whatever is not certain is
 //! left to the heartbeat: a process on a node that is merely cut off lives, and goes on with its jobs.
+use std::collections::HashSet;
 use std::time::Duration;
 
 use futures::channel::mpsc::UnboundedSender;
 use jobqueue::outcome::OUT_OF_MEMORY;
+use kube::api::ListParams;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Client, ResourceExt};
 
@@ -43,13 +45,11 @@ pub fn deaths(pod: &Pod) -> Vec<Death> {
         // An evicted pod may have lost the statuses of its containers; its end is certain all the same.
         let ended = worker.and_then(ended).cloned().unwrap_or_default();
         deaths.push(death(pod, u64::MAX, cause(pod, &ended), false));
-    } else if let Some((worker, ended)) = worker.and_then(|worker| Some((worker, ended(worker)?))) {
-        // Whole seconds: what began in the second in which its predecessor ended is not touched.
+    } else if let Some(ended) = worker.and_then(ended) {
+        // Whole seconds: what began in the second in which its predecessor ended is not touched. When its successor was
+        // started would say more, but is noted after the fact, by when that one may be at work.
         let finished = ended.finished_at.as_ref().map_or(0, |at| at.0.as_second());
-        let started =
-            worker.state.running.as_ref().and_then(|now| Some(now.started_at.as_ref()?.0.as_second()));
-        let before = started.unwrap_or(0).max(finished);
-        deaths.push(death(pod, millis(before), cause(pod, ended), false));
+        deaths.push(death(pod, millis(finished), cause(pod, ended), false));
     }
     if let (false, Some((app, ended))) = (over, app.and_then(|app| Some((app, ended(app)?)))) {
         // The number keeps one end apart from the next, which may come in the same second.
@@ -122,6 +122,47 @@ pub async fn removed(client: Client, pods: Pods, pod: Pod, deaths: UnboundedSend
 pub fn lost(pods: &Pods, node: &str, deaths: &UnboundedSender<Death>) {
     for pod in pods.on_node(node) {
         let _ = deaths.unbounded_send(death(&pod, u64::MAX, "node-lost", false));
+    }
+}
+
+/// Pods that hold lanes of a queue, and that no watch knows: they went while nobody looked, if they are not new.
+#[derive(Debug)]
+pub struct Unheard {
+    /// The `JobQueue` that they worked for.
+    pub queue: ObjectRef<JobQueue>,
+    /// Their uids.
+    pub uids: HashSet<String>,
+}
+
+/// Asks for pods that nobody has heard of. Those that are not there are dead: who asks has made sure that every node has
+/// done long enough what it is told.
+pub async fn ask_for(client: Client, unheard: Unheard, deaths: UnboundedSender<Death>) {
+    let Unheard { queue, mut uids } = unheard;
+    let namespace = queue.namespace.clone().unwrap_or_default();
+    let api: Api<Pod> = Api::namespaced_with(client, &namespace, &resource());
+    // By any label: somebody may have taken a pod out of its ReplicaSet to look at it.
+    let mut page = ListParams::default().limit(500);
+    tokio::time::sleep(KUBELET).await;
+    loop {
+        let list = match api.list_metadata(&page).await {
+            Ok(list) => list,
+            // It is asked again as long as its lanes are there.
+            Err(error) => {
+                return tracing::debug!(error = %error, "Could not ask for pods that nobody has heard of");
+            }
+        };
+        for pod in &list.items {
+            uids.remove(&pod.uid().unwrap_or_default());
+        }
+        match list.metadata.continue_.filter(|more| !more.is_empty()) {
+            Some(more) => page = page.continue_token(&more),
+            None => break,
+        }
+    }
+    for pod_uid in uids {
+        let death =
+            Death { queue: queue.clone(), pod_uid, before_ms: u64::MAX, cause: "deleted", app: false };
+        let _ = deaths.unbounded_send(death);
     }
 }
 
@@ -208,10 +249,11 @@ mod tests {
     }
 
     #[test]
-    fn a_container_started_again_proves_everything_before_its_start_dead_but_not_itself() {
+    fn a_container_started_again_proves_its_predecessor_dead_but_not_itself() {
+        // What is called its start is when somebody noted it: it has been at work for a moment then.
         let again = json!({ "phase": "Running", "containerStatuses": [{ "name": "worker",
             "state": { "running": { "startedAt": "2026-11-16T10:00:12Z" } }, "lastState": terminated("Error") }] });
-        assert_eq!(said(&again), [(FINISHED + 2_000, "crashed", false)]);
+        assert_eq!(said(&again), [(FINISHED, "crashed", false)]);
     }
 
     #[test]

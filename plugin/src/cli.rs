@@ -72,6 +72,12 @@ pub struct Target {
     /// How long one request may take (30s, 1m); 0 is for ever
     #[arg(long, global = true, value_name = "DURATION", default_value = "30s", value_parser = duration)]
     pub request_timeout: Duration,
+    /// Ask as somebody else
+    #[arg(long = "as", global = true, value_name = "USER")]
+    pub impersonate: Option<String>,
+    /// Ask as a member of this group; may be given several times, with --as
+    #[arg(long = "as-group", global = true, value_name = "GROUP")]
+    pub groups: Vec<String>,
 }
 
 /// What to do.
@@ -97,9 +103,9 @@ pub enum Command {
     #[command(subcommand)]
     Dlq(Dlq),
     /// Let no worker take another job; those that run finish
-    Pause(Name),
+    Pause(Names),
     /// Let workers take jobs again
-    Resume(Name),
+    Resume(Names),
     /// Set how many workers there are (scaling.mode: Manual), or between what they may be (Auto)
     #[command(after_help = SCALE)]
     Scale(Scale),
@@ -146,13 +152,26 @@ pub enum Shell {
 #[derive(Debug, Clone, Args)]
 pub struct Name {
     /// The `JobQueue`
+    #[arg(value_parser = queue_name)]
     pub name: String,
+}
+
+/// Queues, each by its name or all with the same labels.
+#[derive(Debug, Clone, Default, Args)]
+pub struct Names {
+    /// The `JobQueue`s
+    #[arg(value_name = "NAME", value_parser = queue_name, required_unless_present = "selector")]
+    pub names: Vec<String>,
+    /// All queues with these labels (team=shop)
+    #[arg(short = 'l', long, value_name = "LABELS", conflicts_with = "names")]
+    pub selector: Option<String>,
 }
 
 /// Which queues.
 #[derive(Debug, Clone, Default, Args)]
 pub struct Which {
     /// The `JobQueue`; not given: all of the namespace
+    #[arg(value_parser = queue_name)]
     pub name: Option<String>,
     /// The queues of all namespaces
     #[arg(short = 'A', long)]
@@ -219,6 +238,7 @@ pub struct List {
 #[derive(Debug, Clone, Args)]
 pub struct Explain {
     /// The `JobQueue`
+    #[arg(value_parser = queue_name)]
     pub name: String,
     /// How to print it
     #[arg(short, long, value_enum)]
@@ -229,6 +249,7 @@ pub struct Explain {
 #[derive(Debug, Clone, Args)]
 pub struct Peek {
     /// The `JobQueue`
+    #[arg(value_parser = queue_name)]
     pub name: String,
     /// One of its queues (high, low, ...), `delayed`, `completed` or `dead`; not given: all queues
     #[arg(long, value_name = "QUEUE")]
@@ -245,6 +266,7 @@ pub struct Peek {
 #[derive(Debug, Clone, Args)]
 pub struct Job {
     /// The `JobQueue`
+    #[arg(value_parser = queue_name)]
     pub name: String,
     /// The id of the job; behind a `--` if it begins with a `-`
     pub id: String,
@@ -260,6 +282,7 @@ pub struct Job {
 #[derive(Debug, Clone, Args)]
 pub struct Enqueue {
     /// The `JobQueue`
+    #[arg(value_parser = queue_name)]
     pub name: String,
     /// A file with a job, or with one a line; `-` is the standard input
     #[arg(short, long, value_name = "PATH", required_unless_present = "arg")]
@@ -311,6 +334,7 @@ pub struct Selector {
 #[derive(Debug, Clone, Args)]
 pub struct DlqList {
     /// The `JobQueue`
+    #[arg(value_parser = queue_name)]
     pub name: String,
     /// Which of its dead letters.
     #[command(flatten)]
@@ -330,6 +354,7 @@ pub struct DlqList {
 #[derive(Debug, Clone, Args)]
 pub struct Requeue {
     /// The `JobQueue`
+    #[arg(value_parser = queue_name)]
     pub name: String,
     /// Which of its dead letters.
     #[command(flatten)]
@@ -352,6 +377,7 @@ pub struct Requeue {
 #[derive(Debug, Clone, Args)]
 pub struct Purge {
     /// The `JobQueue`
+    #[arg(value_parser = queue_name)]
     pub name: String,
     /// Which of its dead letters.
     #[command(flatten)]
@@ -380,6 +406,7 @@ pub struct Purge {
 #[derive(Debug, Clone, Args)]
 pub struct Scale {
     /// The `JobQueue`
+    #[arg(value_parser = queue_name)]
     pub name: String,
     /// How many workers (scaling.mode: Manual)
     #[arg(value_name = "N", value_parser = clap::value_parser!(i32).range(0..=10_000))]
@@ -396,6 +423,7 @@ pub struct Scale {
 #[derive(Debug, Clone, Args)]
 pub struct Drain {
     /// The `JobQueue`
+    #[arg(value_parser = queue_name)]
     pub name: String,
     /// The worker's pod (kubectl jobqueue top shows them)
     pub pod: String,
@@ -408,12 +436,13 @@ pub struct Drain {
 #[derive(Debug, Clone, Args)]
 pub struct Logs {
     /// The `JobQueue`
+    #[arg(value_parser = queue_name)]
     pub name: String,
     /// Go on as new lines come, also those of new workers
     #[arg(short, long)]
     pub follow: bool,
-    /// How many lines of each worker
-    #[arg(long, value_name = "LINES", default_value_t = 100)]
+    /// How many lines of each worker; -1 is all of them
+    #[arg(long, value_name = "LINES", default_value_t = 100, allow_negative_numbers = true)]
     pub tail: i64,
     /// Only lines younger than this (5m)
     #[arg(long, value_name = "DURATION", value_parser = duration)]
@@ -427,6 +456,7 @@ pub struct Logs {
 #[derive(Debug, Clone, Args)]
 pub struct Top {
     /// The `JobQueue` to begin with
+    #[arg(value_parser = queue_name)]
     pub name: Option<String>,
     /// The queues of all namespaces
     #[arg(short = 'A', long)]
@@ -456,8 +486,8 @@ pub struct Report {
     /// The file to write; not given: jobqueue-report-TIME.tar.gz
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// How many lines of each log
-    #[arg(long, value_name = "LINES", default_value_t = 2000)]
+    /// How many lines of each log; -1 is all of them
+    #[arg(long, value_name = "LINES", default_value_t = 2000, allow_negative_numbers = true)]
     pub tail: i64,
 }
 
@@ -486,6 +516,18 @@ impl TypedValueParser for Reasons {
     }
 }
 
+/// The name of a queue, as kubectl takes and prints it: `hello`, `jobqueue/hello`, `jobqueue.jobqueue.dev/hello`.
+fn queue_name(text: &str) -> Result<String, String> {
+    let (kind, name) = text.split_once('/').unwrap_or(("jobqueue", text));
+    let is_ours = matches!(kind.split_once('.'), None | Some((_, "jobqueue.dev" | "v1alpha1.jobqueue.dev")))
+        && matches!(kind.split('.').next(), Some("jobqueue" | "jobqueues" | "jobq"));
+    match (is_ours, name.is_empty()) {
+        (true, false) => Ok(name.to_owned()),
+        (true, true) => Err("the name of a JobQueue is missing".into()),
+        (false, _) => Err(format!("{kind} is no JobQueue; say hello or jobqueue/hello")),
+    }
+}
+
 /// A duration as everywhere here: `500ms`, `30s`, `1h30m`, `0`.
 fn duration(text: &str) -> Result<Duration, String> {
     let parsed: jobqueue::config::Duration = text.parse().map_err(|error| format!("{error}"))?;
@@ -508,6 +550,48 @@ mod tests {
         let behind = Cli::parse_from(["kubectl-jobqueue", "stats", "hello", "-n", "a"]);
         assert_eq!(before.target.namespace, behind.target.namespace);
         assert_eq!(before.target.request_timeout, Duration::from_secs(30));
+    }
+
+    #[test]
+    fn a_queue_is_called_as_kubectl_calls_it() {
+        for text in [
+            "hello",
+            "jobqueue/hello",
+            "jobqueues/hello",
+            "jobq/hello",
+            "jobqueue.jobqueue.dev/hello",
+            "jobqueues.v1alpha1.jobqueue.dev/hello",
+        ] {
+            assert_eq!(queue_name(text).as_deref(), Ok("hello"), "{text}");
+        }
+        for text in ["pod/hello", "jobqueue/", "jobqueue.example.com/hello", ""] {
+            assert!(queue_name(text).is_err(), "{text}");
+        }
+        for line in [&["describe", "jobq/a"][..], &["stats", "jobq/a"], &["dlq", "show", "jobq/a", "1"]] {
+            let cli = Cli::try_parse_from([&["kubectl-jobqueue"], line].concat()).unwrap();
+            assert!(format!("{cli:?}").contains("\"a\""), "{cli:?}");
+        }
+    }
+
+    #[test]
+    fn several_queues_are_paused_by_name_or_by_label() {
+        let names = |words: &[&str]| {
+            let cli = Cli::try_parse_from([&["kubectl-jobqueue", "pause"], words].concat()).ok()?;
+            let Some(Command::Pause(names)) = cli.command else { panic!("{cli:?}") };
+            Some((names.names, names.selector))
+        };
+        assert_eq!(names(&["jobq/a", "b"]), Some((vec!["a".into(), "b".into()], None)));
+        assert_eq!(names(&["-l", "team=shop"]), Some((vec![], Some("team=shop".into()))));
+        assert_eq!((names(&[]), names(&["a", "-l", "team=shop"])), (None, None));
+    }
+
+    #[test]
+    fn a_negative_number_of_lines_is_taken_with_and_without_a_sign_of_equality() {
+        for line in
+            [&["logs", "a", "--tail=-1"][..], &["logs", "a", "--tail", "-1"], &["report", "--tail", "-1"]]
+        {
+            assert!(Cli::try_parse_from([&["kubectl-jobqueue"], line].concat()).is_ok(), "{line:?}");
+        }
     }
 
     #[test]

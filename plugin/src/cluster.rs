@@ -97,9 +97,22 @@ impl Cluster {
         };
         let bound = (!target.request_timeout.is_zero()).then_some(target.request_timeout);
         config.connect_timeout = bound;
+        if target.impersonate.is_none() && !target.groups.is_empty() {
+            return Err(Error::Usage("--as-group: only with --as, which says whose groups they are".into()));
+        }
+        if target.impersonate.is_some() {
+            config.auth_info.impersonate.clone_from(&target.impersonate);
+            config.auth_info.impersonate_groups = Some(target.groups.clone());
+        }
         let namespace = target.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
         let client = Client::try_from(config).map_err(|error| unusable(&error))?;
         Ok(Self { client, namespace, bound, guests: Guests::default() })
+    }
+
+    /// The same cluster, with pods that somebody else knows of too.
+    #[must_use]
+    pub fn hosting(self, guests: Guests) -> Self {
+        Self { guests, ..self }
     }
 
     /// The same cluster, in another namespace.
@@ -231,13 +244,15 @@ impl Cluster {
 
     /// The events about a queue, the oldest first.
     pub async fn events_of(&self, queue: &JobQueue) -> Result<Vec<DynamicObject>, Error> {
+        let params =
+            ListParams::default().fields(&format!("involvedObject.uid={}", queue.uid().unwrap_or_default()));
+        self.events(&format!("list the events of jobqueue {}", queue.name_any()), &params).await
+    }
+
+    /// Events of the namespace, the oldest first.
+    pub async fn events(&self, what: &str, params: &ListParams) -> Result<Vec<DynamicObject>, Error> {
         let api = self.objects("v1", "Event", "events");
-        let uid = queue.uid().unwrap_or_default();
-        let params = ListParams::default().fields(&format!("involvedObject.uid={uid}"));
-        let mut events = self
-            .ask(&format!("list the events of jobqueue {}", queue.name_any()), api.list(&params))
-            .await?
-            .items;
+        let mut events = self.ask(what, api.list(params)).await?.items;
         events.sort_by_key(|event| last_seen(&event.data).map(str::to_owned));
         Ok(events)
     }

@@ -99,6 +99,8 @@ fn target(words: &[String]) -> Target {
             "-n" | "--namespace" => target.namespace = value,
             "--context" => target.context = value,
             "--kubeconfig" => target.kubeconfig = value.map(Into::into),
+            "--as" => target.impersonate = value,
+            "--as-group" => target.groups.extend(value),
             _ => {}
         }
     }
@@ -150,9 +152,11 @@ fn wanted(words: &[String]) -> Wanted {
     if !below.is_empty() {
         return Wanted::Words(below);
     }
-    let Some(arg) = command.get_positionals().nth(positional.len()) else { return Wanted::Nothing };
+    let positionals: Vec<&Arg> = command.get_positionals().collect();
+    let repeated = || positionals.last().filter(|last| matches!(last.get_action(), ArgAction::Append));
+    let Some(arg) = positionals.get(positional.len()).or_else(repeated) else { return Wanted::Nothing };
     match arg.get_id().as_str() {
-        "name" => Wanted::Queues,
+        "name" | "names" => Wanted::Queues,
         "pod" => Wanted::Pods(positional.first().copied().unwrap_or_default().to_owned()),
         _ => value(arg),
     }
@@ -235,6 +239,7 @@ mod tests {
         assert_eq!(after("dlq requeue "), Wanted::Queues);
         assert_eq!(after("drain hello "), Wanted::Pods("hello".into()));
         assert_eq!(after("stats hello "), Wanted::Nothing);
+        assert_eq!((after("pause "), after("pause hello ")), (Wanted::Queues, Wanted::Queues));
         assert_eq!(words(after("completion ")), ["bash", "zsh", "fish"]);
     }
 

@@ -42,6 +42,9 @@ pub enum Error {
     /// Ctrl-C.
     #[error("interrupted")]
     Interrupted,
+    /// Ctrl-C, before a command that does something twice when it is run twice has said what it did.
+    #[error("{0}")]
+    Abandoned(String),
     /// A command inside of a pod ended with this code, and has said why.
     #[error("{said}")]
     Remote {
@@ -61,7 +64,7 @@ impl Error {
             Self::NotFound(_) => 3,
             Self::Forbidden(_) => 4,
             Self::Unreachable(_) | Self::PodGone { .. } | Self::CutOff { .. } => 5,
-            Self::Interrupted => INTERRUPTED,
+            Self::Interrupted | Self::Abandoned(_) => INTERRUPTED,
             Self::Remote { code, .. } => *code,
         }
     }

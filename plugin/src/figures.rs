@@ -46,6 +46,8 @@ pub struct Figures {
     pub workers_draining: i32,
     /// Queues whose breaker is open.
     pub breakers_open: Vec<String>,
+    /// Queues whose breaker is open in some workers only, or tries whether it can close.
+    pub breakers_half_open: Vec<String>,
     /// Whether workers take jobs.
     pub paused: bool,
     /// When the figures were true: not known, or now.
@@ -76,7 +78,7 @@ pub struct Line {
     /// How long its next job has waited.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub oldest_age_seconds: Option<i64>,
-    /// `open`, or nothing.
+    /// `open`, `half-open`, or nothing.
     pub breaker: String,
 }
 
@@ -123,11 +125,8 @@ impl Figures {
             workers_ready: status.workers.ready,
             workers_desired: status.workers.desired,
             workers_draining: status.workers.draining,
-            breakers_open: lines
-                .iter()
-                .filter(|line| line.breaker == "open")
-                .map(|line| line.name.clone())
-                .collect(),
+            breakers_open: with_breaker(&lines, "open"),
+            breakers_half_open: with_breaker(&lines, "half-open"),
             paused: queue.spec.paused,
             as_of: written(queue),
             live: false,
@@ -162,8 +161,8 @@ impl Figures {
                 breaker: one.breaker.clone().filter(|state| state != "closed").unwrap_or_default(),
             })
             .collect();
-        self.breakers_open =
-            self.queues.iter().filter(|line| line.breaker == "open").map(|line| line.name.clone()).collect();
+        self.breakers_open = with_breaker(&self.queues, "open");
+        self.breakers_half_open = with_breaker(&self.queues, "half-open");
         self
     }
 
@@ -189,10 +188,12 @@ impl Figures {
     pub fn state(&self) -> Cell {
         if self.paused {
             Cell::toned(Tone::Warn, "paused")
-        } else if self.breakers_open.is_empty() {
+        } else if !self.breakers_open.is_empty() {
+            Cell::toned(Tone::Bad, format!("open: {}", self.breakers_open.join(",")))
+        } else if self.breakers_half_open.is_empty() {
             Cell::toned(Tone::Dim, "closed")
         } else {
-            Cell::toned(Tone::Bad, format!("open: {}", self.breakers_open.join(",")))
+            Cell::toned(Tone::Warn, format!("half-open: {}", self.breakers_half_open.join(",")))
         }
     }
 
@@ -227,6 +228,10 @@ impl Figures {
 /// A text, or `-`.
 pub fn or_dash(text: Option<String>) -> String {
     text.unwrap_or_else(|| "-".into())
+}
+
+fn with_breaker(lines: &[Line], state: &str) -> Vec<String> {
+    lines.iter().filter(|line| line.breaker == state).map(|line| line.name.clone()).collect()
 }
 
 fn arrivals(status: &JobQueueStatus) -> Option<u64> {
@@ -285,5 +290,17 @@ mod tests {
             (figures.rate(), figures.age(now()), figures.state().text),
             ("39.0/s".into(), "live".into(), "closed".into())
         );
+    }
+
+    #[test]
+    fn a_breaker_that_is_half_open_is_not_called_closed() {
+        let live: live::Stats = serde_json::from_value(json!({
+            "queues": [{ "queue": "high", "breaker": "half-open" }, { "queue": "low", "breaker": "closed" }],
+        }))
+        .unwrap();
+        let mut figures = Figures::of(&queue(), now()).with(&live);
+        assert_eq!(figures.state(), Cell::toned(Tone::Warn, "half-open: high"));
+        figures.breakers_open = vec!["low".into()];
+        assert_eq!(figures.state().text, "open: low", "the worse one is told");
     }
 }

@@ -1,5 +1,6 @@
 //! The pod that stands in when a queue has none: made of the workers' own template, it waits to be asked, and is deleted
-//! on every exit. Should nobody get to that, its deadline ends it; then the next command, or the end of its queue, deletes it.
+//! on every exit. Should nobody get to that, it ends by itself when nothing has run in it for ten minutes, or at its deadline;
+//! then the next command, or the end of its queue, deletes it.
 use std::time::Duration;
 
 use kube::ResourceExt;

@@ -1,5 +1,6 @@
 //! The pods that this process asked for and has to delete, however it ends. What counts is not what was asked for but what
 //! came of it: a request whose answer nobody waited for may make a pod after its deletion was tried.
+use std::io::Write as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -7,11 +8,14 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::error::Error;
+use crate::table::whole;
 
 /// So long the answer to a request is waited for before its pod is deleted; most come in milliseconds.
 const ANSWER: Duration = Duration::from_secs(10);
 /// So long a pod that may come yet is looked for. Whatever the API server does with a request it has done by then.
 const LATE: Duration = Duration::from_secs(5);
+/// So long a deletion that fails is tried again: an API server that is rolled out is back by then.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// How often.
 const AGAIN: Duration = Duration::from_millis(500);
 
@@ -64,7 +68,7 @@ impl Guests {
     }
 
     /// Deletes one, or all that are left. Each is forgotten only when it is gone: whoever calls may be called off in
-    /// between, and another goes on.
+    /// between, or the cluster away, and another goes on. Those that even the last attempt left are named.
     pub async fn dismiss(
         &self,
         which: Option<(&str, &str)>,
@@ -75,13 +79,34 @@ impl Guests {
         };
         let leaving: Vec<Guest> = self.list().iter().filter(meant).cloned().collect();
         for guest in leaving {
-            let Guest { namespace, pod, .. } = &guest;
-            if let Err(error) = see_off(&guest, &delete).await {
-                eprintln!("Warning: {error}; kubectl -n {namespace} delete pod {pod}");
+            match see_off(&guest, &delete).await {
+                Ok(()) => {
+                    self.list().retain(|other| other.pod != guest.pod || other.namespace != guest.namespace);
+                }
+                Err(_) if which.is_some() => {}
+                // A terminal that is gone, by which this may have begun, is no reason to leave the others.
+                Err(error) => {
+                    let _ = writeln!(
+                        std::io::stderr(),
+                        "Warning: {}; {}",
+                        whole(&error.to_string()),
+                        by_hand(&guest)
+                    );
+                }
             }
-            self.list().retain(|other| other.pod != guest.pod || other.namespace != guest.namespace);
         }
     }
+
+    /// What somebody else has to do about those that are left, a line each.
+    pub fn left(&self) -> String {
+        let list = self.list();
+        let there = list.iter().filter(|guest| *guest.arrival.borrow() != Arrival::Refused);
+        there.fold(String::new(), |left, guest| left + "a pod is left: " + &by_hand(guest) + "\n")
+    }
+}
+
+fn by_hand(guest: &Guest) -> String {
+    format!("kubectl -n {} delete pod {}", guest.namespace, guest.pod)
 }
 
 async fn see_off(guest: &Guest, delete: impl AsyncFn(&str, &str) -> Result<(), Error>) -> Result<(), Error> {
@@ -95,12 +120,12 @@ async fn see_off(guest: &Guest, delete: impl AsyncFn(&str, &str) -> Result<(), E
     let began = Instant::now();
     loop {
         match delete(&guest.namespace, &guest.pod).await {
-            Err(Error::NotFound(_)) if arrival == Arrival::Unknown && began.elapsed() < LATE => {
-                tokio::time::sleep(AGAIN).await;
-            }
+            Err(Error::NotFound(_)) if arrival == Arrival::Unknown && began.elapsed() < LATE => {}
             Ok(()) | Err(Error::NotFound(_)) => return Ok(()),
+            Err(Error::Unreachable(_) | Error::Failed(_)) if began.elapsed() < PATIENCE => {}
             Err(error) => return Err(error),
         }
+        tokio::time::sleep(AGAIN).await;
     }
 }
 
@@ -170,6 +195,34 @@ mod tests {
             told.send_replace(Arrival::Made);
         };
         tokio::join!(dismissed, answer);
+    }
+
+    #[tokio::test]
+    async fn a_deletion_that_fails_is_tried_again_and_one_that_failed_is_not_forgotten() {
+        let guests = Guests::default();
+        guests.expect("a", "one").send_replace(Arrival::Made);
+        let tries = AtomicU32::new(0);
+        // An API server that is away for a moment.
+        let delete = async |_: &str, _: &str| match tries.fetch_add(1, Ordering::Relaxed) {
+            0 => Err(Error::Unreachable("away".into())),
+            1 => Err(Error::Failed("504".into())),
+            _ => Ok(()),
+        };
+        guests.dismiss(Some(("a", "one")), delete).await;
+        assert_eq!((tries.into_inner(), guests.left().as_str()), (3, ""));
+
+        guests.expect("a", "other").send_replace(Arrival::Made);
+        drop(guests.expect("a", "unknown"));
+        guests.expect("a", "refused").send_replace(Arrival::Refused);
+        for which in [Some(("a", "other")), None] {
+            guests.dismiss(which, async |_, _| Err(Error::Forbidden("no".into()))).await;
+        }
+        assert_eq!(
+            guests.left(),
+            "a pod is left: kubectl -n a delete pod other\na pod is left: kubectl -n a delete pod unknown\n"
+        );
+        guests.dismiss(None, async |_, _| Ok(())).await;
+        assert_eq!(guests.left(), "");
     }
 
     #[tokio::test]

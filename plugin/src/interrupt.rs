@@ -1,32 +1,37 @@
-//! Ctrl-C, SIGTERM and SIGHUP: the first asks to stop well, the second to stop now. Nobody is killed before a pod of
-//! ours was deleted, so neither ends the process by itself; a third does.
+//! Ctrl-C, Ctrl-\\, SIGTERM and SIGHUP: the first asks to stop well, the second to stop now. Nobody is killed before a pod
+//! of ours was deleted, so neither ends the process by itself; a third does, and says what it leaves behind.
+use std::io::Write as _;
+
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
-use crate::error::Error;
+use crate::error::{Error, INTERRUPTED};
 
 /// How often this process was told to stop.
 #[derive(Debug, Clone)]
 pub struct Interrupt(watch::Receiver<u8>);
 
 impl Interrupt {
-    /// From now on signals are counted.
-    pub fn listen() -> Result<Self, Error> {
+    /// From now on signals are counted. `last_words` are said when the process is ended by one.
+    pub fn listen(last_words: impl Fn() -> String + Send + 'static) -> Result<Self, Error> {
         let (told, times) = watch::channel(0_u8);
         let unheard = |error| Error::Failed(format!("cannot listen for signals: {error}"));
         let mut interrupt = signal(SignalKind::interrupt()).map_err(unheard)?;
         let mut terminate = signal(SignalKind::terminate()).map_err(unheard)?;
         let mut hangup = signal(SignalKind::hangup()).map_err(unheard)?;
+        let mut quit = signal(SignalKind::quit()).map_err(unheard)?;
         tokio::spawn(async move {
             loop {
                 tokio::select! {
                     _ = interrupt.recv() => {}
                     _ = terminate.recv() => {}
                     _ = hangup.recv() => {}
+                    _ = quit.recv() => {}
                 }
                 told.send_modify(|times| *times = times.saturating_add(1));
                 if *told.borrow() > 2 {
-                    std::process::exit(130);
+                    let _ = write!(std::io::stderr(), "Interrupted\n{}", last_words());
+                    std::process::exit(i32::from(INTERRUPTED));
                 }
             }
         });

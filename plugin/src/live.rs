@@ -149,6 +149,8 @@ pub struct Turned {
     pub requeued: u64,
     /// How many were deleted.
     pub deleted: u64,
+    /// Lines of the archive that are no letters deleted by this.
+    pub not_deleted: u64,
     /// Ids that no letter has.
     pub not_found: Vec<String>,
     /// Whether it was stopped.

@@ -22,6 +22,7 @@ fn main() -> ExitCode {
         Err(error) => {
             match &error {
                 Error::Interrupted => eprintln!("Interrupted"),
+                Error::Abandoned(why) => eprintln!("Interrupted: {}", plugin::table::whole(why)),
                 // It may repeat what somebody else said.
                 other => eprintln!("Error: {}", plugin::table::whole(&other.to_string())),
             }

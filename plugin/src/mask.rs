@@ -6,7 +6,7 @@ use serde_json::Value;
 /// What stands in the place of a secret.
 pub const MASK: &str = "***";
 /// A name of a field, variable or setting that contains one of these has a secret as its value.
-const TELLING: [&str; 11] = [
+const TELLING: [&str; 12] = [
     "password",
     "passwd",
     "passphrase",
@@ -18,6 +18,7 @@ const TELLING: [&str; 11] = [
     "private",
     "hmac",
     "authorization",
+    "cookie",
 ];
 /// So has one that ends with one of these, alone (`auth`) or not (`REDISCLI_AUTH`, `requirepass`).
 const TELLING_ENDS: [&str; 3] = ["auth", "pass", "pwd"];
@@ -53,6 +54,8 @@ const REFERRING: [&str; 12] = [
 ];
 /// Keys of a Secret whose values everybody may know: a user named `default` would mask that word everywhere.
 const PUBLIC: [&str; 4] = ["username", "user", "ca.crt", "tls.crt"];
+/// Fields that hold the name of what stands beside them as `value`: environment variables, headers.
+const NAMING: [&str; 3] = ["name", "key", "header"];
 /// Values shorter than this are not looked for everywhere: `1` would mask half of a report.
 const SHORTEST: usize = 6;
 
@@ -112,18 +115,20 @@ impl Mask {
             Value::String(text) => *text = self.text(text),
             Value::Number(_) if secret => *value = MASK.into(),
             Value::Array(entries) => {
-                // A command line: the value stands behind its flag.
+                // A command line: the value stands behind its flag. A pair: behind its name.
+                let pair = entries.len() == 2 && entries[0].as_str().is_some_and(is_telling);
                 let mut awaited = false;
                 for entry in entries {
                     let word = entry.as_str().unwrap_or_default();
                     let (is_flag, tells) = (word.starts_with('-'), is_telling_flag(word));
                     self.walk(entry, secret || (awaited && !is_flag));
-                    awaited = tells;
+                    awaited = tells || pair;
                 }
             }
             Value::Object(fields) => {
-                // An environment variable has its name beside its value.
-                let named = fields.get("name").and_then(Value::as_str).is_some_and(is_telling);
+                let named = NAMING
+                    .iter()
+                    .any(|field| fields.get(*field).and_then(Value::as_str).is_some_and(is_telling));
                 for (name, value) in fields.iter_mut() {
                     if name == "kubectl.kubernetes.io/last-applied-configuration" {
                         *value = MASK.into();
@@ -140,7 +145,7 @@ impl Mask {
     /// A text without its secrets: known ones, private keys, passwords in URLs, bearer tokens, settings with a telling
     /// name.
     pub fn text(&self, text: &str) -> String {
-        let mut text = text.to_owned();
+        let mut text = uncoloured(text);
         for known in &self.known {
             if text.contains(known.as_str()) {
                 text = text.replace(known.as_str(), MASK);
@@ -156,7 +161,11 @@ impl Mask {
                     within = Within::Line;
                     continue;
                 }
-                Within::Block(_) | Within::Line => within = Within::Line,
+                Within::List(indent) if blank || is_below(line, indent) => {
+                    lines.push(if is_named(line) { self.line(line) } else { entry(line) });
+                    continue;
+                }
+                Within::Block(_) | Within::List(_) | Within::Line => within = Within::Line,
             }
             if line.contains("-----BEGIN") && line.contains("PRIVATE KEY") && !line.contains("-----END") {
                 within = Within::Pem;
@@ -165,6 +174,8 @@ impl Mask {
             }
             if opens_block(line) {
                 within = Within::Block(indentation(line));
+            } else if opens_list(line) {
+                within = Within::List(indentation(line));
             }
             lines.push(self.line(line));
         }
@@ -179,7 +190,7 @@ impl Mask {
             self.walk(&mut value, false);
             return value.to_string();
         }
-        settings(&flags(&bearers(&urls(line))))
+        settings(&flags(&schemes(&urls(line))))
     }
 }
 
@@ -191,6 +202,8 @@ enum Within {
     Pem,
     /// A YAML block below a telling name at this indentation.
     Block(usize),
+    /// A list, or a value on lines of its own, below one.
+    List(usize),
 }
 
 fn indentation(line: &str) -> usize {
@@ -202,6 +215,58 @@ fn opens_block(line: &str) -> bool {
     let Some((name, value)) = line.split_once(':') else { return false };
     value.trim().starts_with(['|', '>'])
         && is_telling(name.trim().trim_start_matches("- ").trim_matches(['"', '\'']))
+}
+
+/// `passwords:`, `"passwords": [` and `password: Some(`: the values are on the lines below.
+fn opens_list(line: &str) -> bool {
+    let opened = line.trim_end();
+    let head = match opened.strip_suffix(['(', '[']) {
+        Some(head) => head.trim_end_matches(is_word),
+        None => opened,
+    };
+    let name = head.trim_end().trim_end_matches('>');
+    name.strip_suffix([':', '=']).is_some_and(|name| is_telling(last_word(name)))
+}
+
+/// Whether a line belongs to what was opened at this indentation: YAML's entries may stand as far left as their name.
+fn is_below(line: &str, indent: usize) -> bool {
+    indentation(line) > indent || (indentation(line) == indent && line.trim_start().starts_with("- "))
+}
+
+/// Whether a line says of what it is the value.
+fn is_named(line: &str) -> bool {
+    [": ", "\":", "=>", " = "].iter().any(|sign| line.contains(sign)) || line.trim_end().ends_with(':')
+}
+
+/// A line that is nothing but a value.
+fn entry(line: &str) -> String {
+    let value = line.trim_start_matches([' ', '\t', '-', '"', '\'']);
+    let opening = &line[..line.len() - value.len()];
+    if value.chars().any(char::is_alphanumeric) { format!("{opening}{MASK}") } else { line.to_owned() }
+}
+
+/// A text without the colours of a terminal: they would stand between a name and its value.
+fn uncoloured(text: &str) -> String {
+    let mut parts = text.split("\x1b[");
+    let mut plain = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        plain.push_str(
+            part.trim_start_matches(|c: char| c.is_ascii_digit() || c == ';')
+                .strip_prefix('m')
+                .unwrap_or(part),
+        );
+    }
+    plain
+}
+
+fn is_word(c: char) -> bool {
+    c.is_ascii_alphanumeric() || c == '_' || c == '-'
+}
+
+/// The name that a text ends with, in whatever quotes.
+fn last_word(text: &str) -> &str {
+    let name = text.trim_end_matches(['"', '\'', '`', ' ', '\\', ']', '*', '-']);
+    name.rsplit(|c: char| !is_word(c)).next().unwrap_or_default()
 }
 
 fn is_telling(name: &str) -> bool {
@@ -245,17 +310,27 @@ fn urls(line: &str) -> String {
     masked
 }
 
-/// `Bearer abc` becomes `Bearer ***`.
-fn bearers(line: &str) -> String {
-    let mut rest = line;
-    let mut masked = String::with_capacity(line.len());
-    while let Some(at) = rest.to_ascii_lowercase().find("bearer ") {
-        let (before, after) = rest.split_at(at + "bearer ".len());
+/// `Bearer abc` and `Basic dTpw` lose what is behind the scheme.
+fn schemes(line: &str) -> String {
+    let (mut masked, mut rest) = (String::with_capacity(line.len()), line);
+    loop {
+        let lower = rest.to_ascii_lowercase();
+        let behind =
+            ["bearer ", "basic "].iter().filter_map(|scheme| Some(lower.find(scheme)? + scheme.len())).min();
+        let Some(behind) = behind else { break };
+        let (before, after) = rest.split_at(behind);
         masked.push_str(before);
-        masked.push_str(MASK);
         let end =
             after.find(|c: char| c.is_whitespace() || matches!(c, '"' | '\'' | ',')).unwrap_or(after.len());
-        rest = &after[end..];
+        // Many things are called basic: a user and a password are not.
+        if lower[..behind].ends_with("bearer ")
+            || decoded(&after[..end]).is_some_and(|plain| plain.contains(':'))
+        {
+            masked.push_str(MASK);
+            rest = &after[end..];
+        } else {
+            rest = after;
+        }
     }
     masked.push_str(rest);
     masked
@@ -263,7 +338,6 @@ fn bearers(line: &str) -> String {
 
 /// `--password abc` and `"--password","abc"` lose their values.
 fn flags(line: &str) -> String {
-    let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
     let mut masked = String::with_capacity(line.len());
     let mut rest = line;
     while let Some(at) = rest.find("--") {
@@ -293,41 +367,56 @@ fn flags(line: &str) -> String {
     masked
 }
 
-/// `password: abc`, `password=abc`, `"password":"abc"` and `"passwords":["abc"]` lose their values.
+/// `password: abc`, `password=abc`, `"password"=>"abc"`, `("password", "abc")`, `<password>abc<` and `"passwords":["abc"]`
+/// lose their values.
 fn settings(line: &str) -> String {
-    let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
     let mut masked = String::with_capacity(line.len());
     let mut rest = line;
-    while let Some(at) = rest.find([':', '=']) {
+    while let Some(at) = rest.find([':', '=', ',', '>']) {
+        let sign = rest[at..].find(|c| !matches!(c, ':' | '=' | '>')).unwrap_or(rest.len() - at).max(1);
         let (before, after) = rest.split_at(at);
-        let name = before
-            .trim_end_matches(['"', '\'', ' ', '\\'])
-            .rsplit(|c: char| !is_word(c))
-            .next()
-            .unwrap_or_default();
-        // YAML: what stands first on its line has the whole line as its value.
-        let first =
-            masked.is_empty() && after.starts_with(": ") && before.trim().trim_start_matches("- ") == name;
+        let (sign, behind) = after.split_at(sign);
         masked.push_str(before);
-        masked.push_str(&after[..1]);
-        rest = &after[1..];
-        if name.is_empty() || !is_telling(name) {
+        masked.push_str(sign);
+        rest = behind;
+        let name = last_word(before);
+        let leading = &before[..before.rfind(name).unwrap_or(0)];
+        let value = rest.trim_start_matches([' ', '"', '\'', '`', '\\']);
+        let opening = &rest[..rest.len() - value.len()];
+        let quoted = |text: &str| text.ends_with(['"', '\'']);
+        let is_tag = sign == ">" && leading.ends_with('<');
+        let separates = match sign {
+            // An arrow, or the end of a tag.
+            ">" => before.ends_with('-') || is_tag,
+            // A list of two, the name the first.
+            "," => quoted(before) && quoted(opening),
+            _ => true,
+        };
+        if name.is_empty() || !separates || !is_telling(name) {
             continue;
         }
-        let value = rest.trim_start_matches([' ', '"', '\'', '\\']);
-        let opening = &rest[..rest.len() - value.len()];
+        // YAML: what stands first on its line has the whole line as its value.
+        let is_first = masked.len() == before.len() + sign.len()
+            && sign == ":"
+            && rest.starts_with(' ')
+            && before.trim().trim_start_matches("- ") == name;
         masked.push_str(opening);
-        let end = if opening.ends_with(['"', '\'']) {
+        let end = if is_tag {
+            value.find('<').unwrap_or(value.len())
+        } else if quoted(opening) {
             closing(value, opening)
-        } else if value.starts_with('[') {
-            value.find(']').map_or(value.len(), |end| end + 1)
-        } else if value.starts_with('{') {
-            // What is in it has names of its own.
-            0
-        } else if first {
+        } else if is_first {
             value.len()
+        } else if is_header(name) && !value.starts_with(['[', '{']) {
+            // Of several words, which may have quotes of their own: `Digest username="a", response="b"`.
+            leading
+                .chars()
+                .last()
+                .filter(|c| matches!(c, '"' | '\''))
+                .and_then(|quote| value.find(quote))
+                .unwrap_or(value.len())
         } else {
-            unquoted(value)
+            bare(value)
         };
         if end > 0 {
             masked.push_str(MASK);
@@ -336,6 +425,52 @@ fn settings(line: &str) -> String {
     }
     masked.push_str(rest);
     masked
+}
+
+/// A header whose value goes on to the end of its line.
+fn is_header(name: &str) -> bool {
+    let name = name.to_ascii_lowercase();
+    name.ends_with("authorization") || name.ends_with("cookie")
+}
+
+/// Where a value ends that does not begin with a quote: `["abc"]`, `Some("abc")`, `b'abc'`, `abc`.
+fn bare(value: &str) -> usize {
+    let word = value.find(|c: char| !is_word(c) && !matches!(c, ':' | '.')).unwrap_or(value.len());
+    match value[word..].chars().next() {
+        Some('[') if word == 0 => enclosed(value),
+        // What is in it has names of its own.
+        Some('{') if word == 0 => 0,
+        Some('(') => word + enclosed(&value[word..]),
+        // Prefixes of literals: `b'abc'`, `u"abc"`.
+        Some(quote @ ('"' | '\'')) if (1..=2).contains(&word) => {
+            let within = &value[word + 1..];
+            word + 1 + (closing(within, &quote.to_string()) + 1).min(within.len())
+        }
+        _ => unquoted(value),
+    }
+}
+
+/// Where what begins with a bracket ends: behind the one that closes it, if any does.
+fn enclosed(value: &str) -> usize {
+    let (mut depth, mut quote, mut escaped) = (0_usize, None, false);
+    for (at, c) in value.char_indices() {
+        match c {
+            _ if escaped => escaped = false,
+            '\\' => escaped = true,
+            c if quote == Some(c) => quote = None,
+            _ if quote.is_some() => {}
+            '"' | '\'' => quote = Some(c),
+            '(' | '[' | '{' => depth += 1,
+            ')' | ']' | '}' => {
+                depth = depth.saturating_sub(1);
+                if depth == 0 {
+                    return at + c.len_utf8();
+                }
+            }
+            _ => {}
+        }
+    }
+    value.len()
 }
 
 /// Where a value ends that was opened by such a quote, itself escaped or not.
@@ -355,12 +490,22 @@ fn closing(value: &str, opening: &str) -> usize {
     value.len()
 }
 
-/// Where a value without quotes ends: a comma may be part of it, unless something new begins there.
+/// Where a value without quotes ends: whatever may be part of it is, unless something new begins behind it.
 fn unquoted(value: &str) -> usize {
     let mut characters = value.char_indices().peekable();
     while let Some((at, c)) = characters.next() {
-        let before_blank = characters.peek().is_none_or(|(_, next)| next.is_whitespace());
-        if c.is_whitespace() || matches!(c, '"' | '}' | '\\') || (matches!(c, ',' | '\'') && before_blank) {
+        let behind = characters.peek().map(|(_, next)| *next);
+        let last = behind.is_none_or(|next| {
+            next.is_whitespace() || matches!(next, ',' | ';' | '}' | ')' | ']' | '"' | '\'')
+        });
+        let ends = match c {
+            '"' | '}' => last,
+            ',' | '\'' => behind.is_none_or(char::is_whitespace),
+            // Of a text within a quoted text.
+            '\\' => behind.is_some_and(|next| matches!(next, '"' | '\'' | 'n' | 'r' | 't')),
+            c => c.is_whitespace(),
+        };
+        if ends {
             return at;
         }
     }
@@ -441,6 +586,85 @@ mod tests {
         for (text, masked) in cases {
             assert_eq!(mask.text(text), masked);
         }
+    }
+
+    #[test]
+    fn whatever_a_program_logs_its_settings_like_they_lose_their_values() {
+        let mask = Mask::default();
+        let cases = [
+            // Ruby
+            (r#"{"password"=>"hunter2", "n"=>1}"#, r#"{"password"=>"***", "n"=>1}"#),
+            (r#"{:password=>"hunter2", :n=>1}"#, r#"{:password=>"***", :n=>1}"#),
+            (r#"{password: "hunter2", n: 1}"#, r#"{password: "***", n: 1}"#),
+            (
+                r#"Parameters: {"user"=>{"password"=>"hunter2"}}"#,
+                r#"Parameters: {"user"=>{"password"=>"***"}}"#,
+            ),
+            (r#"#<Client @token="hunter2", @n=1>"#, r#"#<Client @token="***", @n=1>"#),
+            // Rust
+            (r#"Config { password: "hunter2", n: 1 }"#, r#"Config { password: "***", n: 1 }"#),
+            (r#"Config { password: Some("hunter2"), n: 1 }"#, "Config { password: ***, n: 1 }"),
+            (r#"password: Some("hunter2")"#, "password: ***"),
+            (r#"got token=Some(Secret("hun)ter2")) n=1"#, "got token=*** n=1"),
+            (
+                r#"headers: {"authorization": "Basic dTpwdw==", "n": "1"}"#,
+                r#"headers: {"authorization": "***", "n": "1"}"#,
+            ),
+            (r#"[("authorization", "Basic abc"), ("n", "1")]"#, r#"[("authorization", "***"), ("n", "1")]"#),
+            (
+                "\x1b[2mINFO\x1b[0m \x1b[3mpassword\x1b[0m\x1b[2m=\x1b[0m\"hunter2\" \x1b[3mn\x1b[0m=1",
+                "INFO password=\"***\" n=1",
+            ),
+            // Python
+            ("{'password': 'hunter2', 'n': 1}", "{'password': '***', 'n': 1}"),
+            ("login(password='hunter2', n=1)", "login(password='***', n=1)"),
+            ("login(password=b'hunter2', n=1)", "login(password=***, n=1)"),
+            ("Settings(password=SecretStr('hunter2'), n=1)", "Settings(password=***, n=1)"),
+            // Go
+            ("map[password:hunter2 n:1]", "map[password:*** n:1]"),
+            ("{Password:hunter2 N:1}", "{Password:*** N:1}"),
+            ("map[Authorization:[Basic abc] N:[1]]", "map[Authorization:*** N:[1]]"),
+            (r#"password := "hunter2""#, r#"password := "***""#),
+            // PHP, Java, Scala, JavaScript
+            ("'password' => 'hunter2',", "'password' => '***',"),
+            ("    [password] => hunter2", "    [password] => ***"),
+            ("User{password=hunter2, n=1}", "User{password=***, n=1}"),
+            ("Map(password -> hunter2, n -> 1)", "Map(password -> ***, n -> 1)"),
+            ("{ password: 'hunter2', n: 1 }", "{ password: '***', n: 1 }"),
+            ("<password>hunter2</password><n>1</n>", "<password>***</password><n>1</n>"),
+            // HTTP
+            ("> Authorization: Basic dXNlcjpwYXNz", "> Authorization: ***"),
+            ("> authorization: Digest username=\"a\", response=\"b\"", "> authorization: ***"),
+            ("curl -H 'Authorization: Basic abc' http://host", "curl -H 'Authorization: ***' http://host"),
+            ("< Set-Cookie: session=abc; Path=/", "< Set-Cookie: ***"),
+            ("sent Basic dXNlcjpwYXNz to it", "sent Basic *** to it"),
+            ("the basic things", "the basic things"),
+            ("GET /?token=hunter2&n=1 200", "GET /?token=*** 200"),
+            // What stops at no quote or bracket in the middle.
+            ("REDIS_PASSWORD=abc\"d MODE=1", "REDIS_PASSWORD=*** MODE=1"),
+            ("x password=a}b n=1", "x password=*** n=1"),
+            (r#"said "password=abc" and went"#, r#"said "password=***" and went"#),
+            // Values on lines of their own.
+            ("passwords:\n- a\n- b\nmode: fast", "passwords:\n- ***\n- ***\nmode: fast"),
+            (
+                "    password: Some(\n        \"hunter2\",\n    ),\n    n: 1",
+                "    password: ***\n        \"***\n    ),\n    n: 1",
+            ),
+            // A Secret that is named, not told.
+            ("secret \"redis-auth\" not found", "secret \"redis-auth\" not found"),
+            ("secret_name: redis, mode: fast", "secret_name: redis, mode: fast"),
+        ];
+        for (text, masked) in cases {
+            assert_eq!(mask.text(text), masked, "{text}");
+        }
+    }
+
+    #[test]
+    fn headers_and_pairs_in_data_lose_their_values() {
+        let mut value = json!({ "headers": [{ "key": "Authorization", "value": "Basic x" }], "raw": [["Cookie", "a=b"], ["Host", "c"]] });
+        Mask::default().object(&mut value);
+        assert_eq!(value["headers"][0]["value"], "***");
+        assert_eq!(value["raw"], json!([["Cookie", "***"], ["Host", "c"]]));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Answers on stdout: text for people, JSON, YAML or names for scripts.
-use std::fmt::Write as _;
 use std::io;
 
+pub use jobqueue::terminal::{json as json_text, yaml as yaml_text};
 use kube::ResourceExt;
 use operator::api::v1alpha1::JobQueue;
 use serde::Serialize;
@@ -9,7 +9,6 @@ use serde_json::{Value, json};
 
 use crate::cli::{DataFormat, Format};
 use crate::error::Error;
-use crate::table::unsafe_to_print;
 
 /// Prints text. Whoever closed the pipe (`| head`) has seen enough.
 pub fn text(text: &str) -> Result<(), Error> {
@@ -71,61 +70,9 @@ pub fn names(names: impl Iterator<Item = String>) -> String {
     names.fold(String::new(), |text, name| format!("{text}jobqueue.jobqueue.dev/{name}\n"))
 }
 
-/// JSON, with the characters that a terminal obeys escaped.
-pub fn json_text(value: &Value) -> String {
-    let pretty = serde_json::to_string_pretty(value).unwrap_or_default();
-    let mut safe = String::with_capacity(pretty.len() + 1);
-    for c in pretty.chars() {
-        // Line breaks are the layout's: those of strings are escaped already.
-        if c != '\n' && unsafe_to_print(c) {
-            let mut units = [0; 2];
-            for unit in c.encode_utf16(&mut units) {
-                let _ = write!(safe, "\\u{unit:04x}");
-            }
-        } else {
-            safe.push(c);
-        }
-    }
-    safe.push('\n');
-    safe
-}
-
-/// YAML with the same care: such a character is shown as its escape, which YAML has only in some places.
-pub fn yaml_text(value: &Value) -> String {
-    fn safe(value: &Value) -> Value {
-        let text = |text: &str| {
-            text.chars().fold(String::with_capacity(text.len()), |mut safe, c| {
-                if c != '\n' && unsafe_to_print(c) {
-                    safe.extend(c.escape_default());
-                } else {
-                    safe.push(c);
-                }
-                safe
-            })
-        };
-        match value {
-            Value::String(plain) => Value::from(text(plain)),
-            Value::Array(items) => items.iter().map(safe).collect(),
-            Value::Object(fields) => fields.iter().map(|(name, value)| (text(name), safe(value))).collect(),
-            other => other.clone(),
-        }
-    }
-    let safe = safe(value);
-    // JSON is YAML: if it cannot be laid out nicely it still can be read.
-    serde_saphyr::to_string(&jobqueue::config::Plain(&safe)).unwrap_or_else(|_| json_text(&safe))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn nothing_in_an_answer_makes_a_terminal_do_something() {
-        assert_eq!(json_text(&json!({ "a": "\u{202e}x\u{1b}" })), "{\n  \"a\": \"\\u202ex\\u001b\"\n}\n");
-        let yaml = yaml_text(&json!({ "a\u{200b}": "\u{202e}x\u{1b}\nb", "count": 3 }));
-        assert!(yaml.contains("u{202e}") && yaml.contains("count: 3"), "{yaml}");
-        assert!(yaml.chars().all(|c| c == '\n' || !unsafe_to_print(c)), "{yaml}");
-    }
 
     #[test]
     fn a_closed_pipe_is_noticed_and_is_no_failure() {

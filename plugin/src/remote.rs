@@ -236,6 +236,7 @@ impl Remote<'_> {
         let started = self.cluster.ask(&what, pods.exec(&self.seat.pod, words, &params));
         let mut process = self.interrupt.or(started).await.map_err(|error| match error {
             Error::NotFound(why) => Error::PodGone { pod: self.seat.pod.clone(), why },
+            Error::Interrupted => abandoned(input),
             other => other,
         })?;
         let broken = || Error::Unreachable(format!("the connection to pod {} broke", self.seat.pod));
@@ -294,8 +295,8 @@ impl Remote<'_> {
                     }
                     silent.as_mut().reset(tokio::time::Instant::now() + LAST_WORDS);
                 }
-                () = self.interrupt.told(2) => return Err(Error::Interrupted),
-                () = &mut silent, if told => return Err(Error::Interrupted),
+                () = self.interrupt.told(2) => return Err(abandoned(input)),
+                () = &mut silent, if told => return Err(abandoned(input)),
             }
         }
         ended.code = code(end(status.await), unheard, &self.seat.pod)?;
@@ -321,6 +322,15 @@ impl Remote<'_> {
             ));
         }
         Error::Remote { code: ended.code, said: format!("jobqueue {}: {said}", self.queue) }
+    }
+}
+
+/// What is known of a command that nobody waits for any more: one that holds its input may be run again, of another it
+/// matters what it did. Pure.
+fn abandoned(input: Input<'_>) -> Error {
+    match input {
+        Input::Held => Error::Interrupted,
+        Input::Bytes(_) => Error::Abandoned("the command did not say what it did".into()),
     }
 }
 
@@ -437,6 +447,12 @@ mod tests {
         let gone = json!({ "status": "Failure", "message": "container not found" });
         assert_eq!(status(gone), End::NotStarted("container not found".into()));
         assert_eq!(end(None), End::Broken);
+    }
+
+    #[test]
+    fn what_a_command_did_that_nobody_waited_for_is_not_known() {
+        assert!(matches!(abandoned(Input::Held), Error::Interrupted));
+        assert!(matches!(abandoned(Input::Bytes(&[])), Error::Abandoned(_)));
     }
 
     #[test]

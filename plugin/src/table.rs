@@ -3,6 +3,7 @@ use std::fmt::Write as _;
 use std::io::IsTerminal as _;
 
 use jiff::Timestamp;
+pub use jobqueue::terminal::{shown, unsafe_to_print, whole};
 use unicode_width::UnicodeWidthStr as _;
 
 /// What a cell says beside its text.
@@ -139,30 +140,6 @@ pub fn since_text(moment: Option<&str>, now: Timestamp) -> String {
     moment.map_or_else(|| "-".to_owned(), |moment| since(moment, now))
 }
 
-/// Text from a job or a log, safe to print and cut: control and direction characters are escaped.
-pub fn shown(text: &str, widest: usize) -> String {
-    let mut safe = String::new();
-    for (at, c) in text.chars().enumerate() {
-        if at == widest {
-            safe.push('…');
-            break;
-        }
-        if unsafe_to_print(c) { safe.extend(c.escape_default()) } else { safe.push(c) }
-    }
-    safe
-}
-
-/// The same, not cut: what a finding or an error says.
-pub fn whole(text: &str) -> String {
-    shown(text, usize::MAX)
-}
-
-/// Control characters, and those that hide text or turn its direction.
-pub fn unsafe_to_print(c: char) -> bool {
-    c.is_control()
-        || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -195,11 +172,5 @@ mod tests {
         for (seconds, text) in seconds {
             assert_eq!(age(seconds), text);
         }
-    }
-
-    #[test]
-    fn nothing_that_a_terminal_obeys_is_printed() {
-        assert_eq!(shown("a\x1b[2Jb\u{202e}", 80), "a\\u{1b}[2Jb\\u{202e}");
-        assert_eq!(shown("abcdef", 3), "abc…");
     }
 }

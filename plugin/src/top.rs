@@ -52,9 +52,9 @@ pub async fn run(cluster: &Cluster, args: &Top, interrupt: &Interrupt) -> Result
     }
     // Whatever is wrong with the call is said before the screen is taken.
     let which = Which { name: None, all_namespaces: args.all_namespaces, selector: args.selector.clone() };
-    let first = cluster.select(&which).await?;
+    let first = interrupt.or(cluster.select(&which)).await?;
     if let Some(name) = &args.name {
-        cluster.queue(name).await?;
+        interrupt.or(cluster.queue(name)).await?;
     }
     let mut model = Model {
         place: if args.all_namespaces { "all namespaces".into() } else { cluster.namespace.clone() },

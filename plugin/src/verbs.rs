@@ -20,6 +20,7 @@ use futures::FutureExt as _;
 use crate::cli::{Cli, Command};
 use crate::cluster::Cluster;
 use crate::error::Error;
+use crate::guests::Guests;
 use crate::interrupt::Interrupt;
 use crate::{completion, print, reference, top, version};
 
@@ -37,8 +38,10 @@ pub async fn run(cli: Cli) -> Result<(), Error> {
         Some(Command::Reference) => return print::text(&reference::markdown()),
         Some(command) => command,
     };
-    let interrupt = Interrupt::listen()?;
-    let cluster = interrupt.or(Cluster::connect(&target)).await?;
+    let guests = Guests::default();
+    let left = guests.clone();
+    let interrupt = Interrupt::listen(move || left.left())?;
+    let cluster = interrupt.or(Cluster::connect(&target)).await?.hosting(guests);
     let outcome = AssertUnwindSafe(carry_out(&cluster, command, &interrupt)).catch_unwind().await;
     // On every way out: done, failed, interrupted or panicked.
     cluster.dismiss(None).await;

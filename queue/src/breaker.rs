@@ -65,12 +65,14 @@ pub struct Breaker {
     slices: VecDeque<Slice>,
     opened: Option<Instant>,
     probing: bool,
+    /// Whether it has ever had results enough to know: a new one is closed for want of them.
+    judged: bool,
 }
 
 impl Breaker {
     /// A closed breaker.
     pub fn new(settings: Settings, now: Instant) -> Self {
-        Self { settings, born: now, slices: VecDeque::new(), opened: None, probing: false }
+        Self { settings, born: now, slices: VecDeque::new(), opened: None, probing: false, judged: false }
     }
 
     /// Its state at `now`: an open one turns half-open when its cooldown is over.
@@ -80,6 +82,18 @@ impl Breaker {
             Some(at) if now.saturating_duration_since(at) < self.settings.cooldown => State::Open,
             Some(_) => State::HalfOpen,
         }
+    }
+
+    /// Its state as others may rely on it: nothing before it has seen `min_samples` results in one window. The process
+    /// that is started to try an open queue must not close it for all by having tried nothing yet.
+    pub fn verdict(&self, now: Instant) -> Option<State> {
+        self.judged.then(|| self.state(now))
+    }
+
+    /// How long it still stays open.
+    pub fn open_for(&self, now: Instant) -> Duration {
+        let left = |at| self.settings.cooldown.saturating_sub(now.saturating_duration_since(at));
+        self.opened.map_or(Duration::ZERO, left)
     }
 
     /// How many jobs may be fetched: `wanted` when closed, one when half-open and no probe runs, else none.
@@ -116,9 +130,10 @@ impl Breaker {
             State::Closed => {
                 self.count(ok, now);
                 let (total, failed) = self.totals(now);
+                let enough = total >= u64::from(self.settings.min_samples);
+                self.judged |= enough;
                 #[expect(clippy::cast_precision_loss, reason = "a ratio of counts far below 2^52")]
-                let trips = total >= u64::from(self.settings.min_samples)
-                    && failed as f64 >= self.settings.failure_threshold * total as f64;
+                let trips = enough && failed as f64 >= self.settings.failure_threshold * total as f64;
                 if trips && !ok {
                     self.opened = Some(now);
                     self.slices.clear();
@@ -231,6 +246,20 @@ mod tests {
         breaker.fetched(later);
         breaker.abandoned();
         assert_eq!(breaker.allows(5, later), 1);
+    }
+
+    #[test]
+    fn it_has_no_verdict_before_it_has_seen_enough() {
+        let start = Instant::now();
+        let mut breaker = breaker(start);
+        fail(&mut breaker, 19, start);
+        assert_eq!(breaker.verdict(start), None, "closed, but for want of results");
+        fail(&mut breaker, 1, start);
+        assert_eq!(breaker.verdict(start), Some(State::Open));
+        let later = start + Duration::from_secs(30);
+        breaker.fetched(later);
+        breaker.record(true, later);
+        assert_eq!(breaker.verdict(later), Some(State::Closed), "the probe has shown it");
     }
 
     #[test]

@@ -331,6 +331,8 @@ pub struct Api {
     pub header_timeout: Duration,
     /// How long the body of a request may take to arrive.
     pub body_timeout: Duration,
+    /// How long a client may take to read an answer of more than 1 KiB; then its connection is closed.
+    pub answer_timeout: Duration,
     /// Connections that are open at once; others wait to be accepted.
     #[schemars(range(min = 1, max = 100_000))]
     pub max_connections: u32,
@@ -351,6 +353,7 @@ impl Default for Api {
             redis_timeout: Duration::from_millis(1500),
             header_timeout: Duration::from_secs(10),
             body_timeout: Duration::from_secs(30),
+            answer_timeout: Duration::from_secs(30),
             max_connections: 1024,
             drain_delay: Duration::ZERO,
         }

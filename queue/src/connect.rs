@@ -95,7 +95,7 @@ impl std::fmt::Debug for Pem {
 pub struct Settings {
     /// Where connections may lead.
     pub reach: Reach,
-    /// Where.
+    /// The server, or who knows it: Sentinels, nodes of a Cluster.
     pub address: Address,
     /// TLS or plain.
     pub tls: Option<Tls>,
@@ -113,6 +113,8 @@ pub struct Settings {
     pub db: i64,
     /// So many replicas must have confirmed an enqueue or a settlement; 0 = none.
     pub wait_replicas: u32,
+    /// Refuse a node of a Cluster that is not reached as one: other clients of its keys cannot use it.
+    pub refuses_cluster: bool,
     /// Bound of connecting.
     pub dial_timeout: Duration,
     /// Bound of a reply.
@@ -127,27 +129,27 @@ pub enum ConnectError {
     /// Nothing there, or not in time.
     #[error("cannot reach Redis at {address}: {reason}")]
     Unreachable {
-        /// Where.
+        /// Host and port, or the socket's path.
         address: String,
-        /// Why.
+        /// What hinders.
         reason: String,
     },
     /// Something else listens there.
     #[error("{address} does not speak the Redis protocol: check redis.addr and redis.tls.enabled")]
     NotRedis {
-        /// Where.
+        /// Host and port, or the socket's path.
         address: String,
     },
     /// Wrong user or password.
     #[error("Redis at {address} refused the credentials: check redis.username and redis.password")]
     Credentials {
-        /// Where.
+        /// Host and port, or the socket's path.
         address: String,
     },
     /// Too old.
     #[error("Redis {version} at {address} is too old: at least 6.2 is needed")]
     TooOld {
-        /// Where.
+        /// Host and port, or the socket's path.
         address: String,
         /// What it is.
         version: String,
@@ -157,13 +159,21 @@ pub enum ConnectError {
         "Redis at {address} is a read-only replica: point redis.addr at the master, or use redis.sentinel"
     )]
     Replica {
+        /// Host and port, or the socket's path.
+        address: String,
+    },
+    /// A node of a Cluster.
+    #[error(
+        "Redis at {address} is a node of a Redis Cluster, which protocol sidekiq cannot use: Sidekiq's own client cannot"
+    )]
+    Cluster {
         /// Where.
         address: String,
     },
     /// The data is still being read from disk.
     #[error("Redis at {address} is loading its data")]
     Loading {
-        /// Where.
+        /// Host and port, or the socket's path.
         address: String,
     },
     /// A file of ours cannot be used.
@@ -173,7 +183,7 @@ pub enum ConnectError {
         key: &'static str,
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// What hinders.
         reason: String,
     },
 }
@@ -183,7 +193,11 @@ impl ConnectError {
     pub fn is_permanent(&self) -> bool {
         matches!(
             self,
-            Self::TooOld { .. } | Self::File { .. } | Self::Credentials { .. } | Self::NotRedis { .. }
+            Self::TooOld { .. }
+                | Self::Cluster { .. }
+                | Self::File { .. }
+                | Self::Credentials { .. }
+                | Self::NotRedis { .. }
         )
     }
 }
@@ -456,6 +470,9 @@ impl Connector {
                 connection.client_id = get("id").and_then(|id| id.parse().ok());
                 if let Some(version) = get("version").filter(|version| too_old(version)) {
                     return Err(ConnectError::TooOld { address: address.into(), version: version.into() });
+                }
+                if self.settings.refuses_cluster && get("mode") == Some("cluster") {
+                    return Err(ConnectError::Cluster { address: address.into() });
                 }
                 if master_only && matches!(get("role"), Some("replica" | "slave")) {
                     return Err(ConnectError::Replica { address: address.into() });

@@ -65,7 +65,10 @@ impl Engine {
             cluster: config.redis.cluster,
         };
         Self {
-            connector: Connector::new(redis_settings(&config.redis, worker.heartbeat_ttl.get() / 2)),
+            connector: Connector::new(Settings {
+                refuses_cluster: sidekiq,
+                ..redis_settings(&config.redis, worker.heartbeat_ttl.get() / 2)
+            }),
             shards: Keys::all(&naming),
             protocol: protocol(config),
             queues: naming.queues.iter().map(|(name, _)| name.clone()).collect(),
@@ -180,6 +183,7 @@ fn redis_settings(redis: &Redis, longest: Duration) -> Settings {
         sentinel_password: given(redis.sentinel.password.expose()),
         db: i64::from(redis.db),
         wait_replicas: redis.wait_replicas,
+        refuses_cluster: false,
         dial_timeout: redis.dial_timeout.get().min(longest),
         read_timeout: redis.read_timeout.get().min(longest),
         write_timeout: redis.write_timeout.get(),

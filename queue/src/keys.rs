@@ -218,6 +218,10 @@ impl Keys {
     pub fn seen_layout(&self, producer: &str) -> String {
         self.own(&format!("seen-layout:{producer}"))
     }
+    /// The places that what a producer has enqueued comes from.
+    pub fn seen_in(&self, producer: &str) -> String {
+        self.own(&format!("seen-in:{producer}"))
+    }
     /// The producers' rate limit, under the name it was given: of the first shard, for all of them.
     pub fn rate_limit(&self, key: &str) -> String {
         self.tagged(key)
@@ -272,8 +276,8 @@ impl Keys {
         };
         let lists = |queue: &QueueKeys| LaneLists {
             held: list(queue, ""),
-            parked: list(queue, ":parked"),
-            parked_suspects: list(queue, ":parked-suspects"),
+            parked: list(queue, PARKED),
+            parked_suspects: list(queue, PARKED_SUSPECTS),
         };
         self.queues.iter().map(lists).collect()
     }
@@ -297,10 +301,11 @@ impl Keys {
             _ if key.starts_with(&jobs.index("")) => Some("zset"),
             _ if key.starts_with(&jobs.data("")) || key.starts_with(&jobs.idem("")) => Some("string"),
             _ if key == self.lanes() || key == self.reaping() => Some("zset"),
+            _ if key.starts_with(&self.seen_in("")) => Some("zset"),
             _ if key == self.counters() => Some("hash"),
             _ if key.starts_with(&self.seen("")) || key.starts_with(&self.record("")) => Some("hash"),
             _ if self.is_word(key) => Some("string"),
-            _ => self.lane_of_list(key).map(|_| "list"),
+            _ => self.holder_of(key).map(|_| "list"),
         })
     }
 
@@ -339,13 +344,32 @@ impl Keys {
         key.strip_prefix(before)?.strip_suffix(after)
     }
 
-    /// The id between the two halves of the processing pattern.
-    pub fn lane_of_list<'a>(&self, list: &'a str) -> Option<&'a str> {
+    /// The lane and the queue of a processing list; the queue is empty in those of a client that follows the seed, which
+    /// have the lane alone. `None` for a list of others: a prefix may begin with ours and go on as the pattern does, so
+    /// that `jobqueue:worker:shop:worker:host-1-1:low:processing` belongs to the set `jobqueue:worker:shop`.
+    pub fn holder_of<'a>(&self, list: &'a str) -> Option<(&'a str, &'a str)> {
         let pattern = self.tagged(&self.naming.processing_pattern);
         let (before, after) = pattern.split_once("%s")?;
-        list.strip_prefix(before)?.strip_suffix(after)
+        let id = list.strip_prefix(before)?.strip_suffix(after)?;
+        let (lane, rest) = id.split_once(':').unwrap_or((id, ""));
+        let parked = || rest.strip_suffix(PARKED).or_else(|| rest.strip_suffix(PARKED_SUSPECTS));
+        // A name of ours may have a colon in it.
+        let is_queue = |queue: &str| {
+            !queue.is_empty() && !queue.contains(':') || self.queues.iter().any(|known| known.name == queue)
+        };
+        let queue = [Some(rest), parked()].into_iter().flatten().find(|queue| is_queue(queue));
+        match queue {
+            _ if lane.is_empty() => None,
+            None if id.contains(':') => None,
+            queue => Some((lane, queue.unwrap_or_default())),
+        }
     }
 }
+
+/// What the name of a list ends with, behind its queue's, that a parked fetch moves jobs to.
+const PARKED: &str = ":parked";
+/// The same for the suspects.
+const PARKED_SUSPECTS: &str = ":parked-suspects";
 
 /// The lists of one lane for one queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -408,7 +432,47 @@ pub(crate) mod tests {
         assert_eq!(keys.heartbeat("h-1-2"), "jobqueue:processing:worker:h-1-2");
         assert_eq!(keys.lists("h-1-2")[0].held, "jobqueue:worker:h-1-2:high:processing");
         assert_eq!(keys.processing_glob(), "jobqueue:worker:*:processing");
-        assert_eq!(keys.lane_of_list("jobqueue:worker:h-1-2:high:processing"), Some("h-1-2:high"));
+    }
+
+    #[test]
+    fn a_list_of_a_set_whose_prefix_begins_with_ours_is_not_taken_for_one_of_our_lanes() {
+        let mut keys = Keys::new(&naming(1, false), 0);
+        let holder = |keys: &Keys, id: &str| {
+            let list = format!("jobqueue:worker:{id}:processing");
+            keys.holder_of(&list).map(|(lane, queue)| (lane.to_owned(), queue.to_owned()))
+        };
+        let of = |lane: &str, queue: &str| Some((lane.to_owned(), queue.to_owned()));
+        assert_eq!(holder(&keys, "h-1-2"), of("h-1-2", ""), "as the seeds have it");
+        for list in &keys.lists("h-1-2")[1..] {
+            for list in [&list.held, &list.parked, &list.parked_suspects] {
+                assert_eq!(keys.holder_of(list), Some(("h-1-2", "low")), "{list}");
+            }
+        }
+        assert_eq!(
+            holder(&keys, "h-1-2:removed"),
+            of("h-1-2", "removed"),
+            "also of a queue that is not configured"
+        );
+        for prefix in ["jobqueue:worker", "jobqueue:worker:shop"] {
+            let others = Keys::new(
+                &Naming {
+                    prefix: prefix.into(),
+                    processing_pattern: format!("{prefix}:worker:%s:processing"),
+                    ..naming(1, false)
+                },
+                0,
+            );
+            let lists = others.lists("host-1-1").into_iter();
+            for list in lists.flat_map(|lists| [lists.held, lists.parked, lists.parked_suspects]) {
+                assert_eq!(keys.holder_of(&list), None, "{list}");
+            }
+        }
+        for id in ["", ":high", "h-1-2:", "h-1-2:high:", "h-1-2::parked", "h-1-2:high:later"] {
+            assert_eq!(holder(&keys, id), None, "{id}");
+        }
+        keys.queues[0].name = "a:b".into();
+        assert_eq!(holder(&keys, "h-1-2:a:b"), of("h-1-2", "a:b"), "a name of ours");
+        assert_eq!(holder(&keys, "h-1-2:a:b:parked"), of("h-1-2", "a:b"));
     }
 
     #[test]
@@ -452,7 +516,10 @@ pub(crate) mod tests {
         let lists = keys.lists("h-1-2");
         assert_eq!(kinds(&[&queue.queue, &queue.suspects, &lists[0].parked]), [Some("list"); 3]);
         assert_eq!(kinds(&[&keys.dead_letters(), &keys.completed()]), [Some("list"); 2]);
-        assert_eq!(kinds(&[&queue.delayed, &keys.lanes(), &keys.reaping()]), [Some("zset"); 3]);
+        assert_eq!(
+            kinds(&[&queue.delayed, &keys.lanes(), &keys.reaping(), &keys.seen_in("0a")]),
+            [Some("zset"); 4]
+        );
         assert_eq!(kinds(&[&keys.counters(), &keys.seen("0a"), &keys.record("h-1-2")]), [Some("hash"); 3]);
         let words = [keys.layout(), keys.quiet("u"), keys.heartbeat("h-1-2"), claim(&queue.queue)];
         assert_eq!(words.map(|key| keys.kind_of(&key)), [Some("string"); 4]);

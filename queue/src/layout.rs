@@ -1,10 +1,12 @@
 //! How many shards there are, written down: when their number changes, jobs in the old ones must not be forgotten.
 //!
-//! `<prefix>:layout` holds `v1 <shards> <tagged>` of the widest layout that may still hold jobs. Whoever starts with a
-//! narrower one serves the others as well, without pushing to them, and writes the new one once they are empty.
+//! `<prefix>:layout` holds `v1 <shards> <tagged>` of the widest layout that anybody has pushed in: written before the
+//! first push, and never taken back, since nobody can know that the last process of an earlier layout is gone. Whoever
+//! serves looks there again and again: shards of another layout that hold jobs are served as well, without pushing to
+//! them. That a shard is empty is not written down, so nothing has to keep it so.
 //!
 //! What a producer has enqueued is remembered beside the queue that it was pushed to, so it moves with the layout: its
-//! own one is in `<prefix>:seen-layout:<producer>`, since workers may have forgotten the earlier layout by then.
+//! own one is in `<prefix>:seen-layout:<producer>`.
 use std::collections::BTreeMap;
 
 use crate::engine::Engine;
@@ -60,14 +62,11 @@ impl Layout {
         Some(Self { shards, tagged: words.next()? == "tagged" })
     }
 
-    /// The shards of `before` that `self` does not have: served until they are empty, never pushed to.
-    pub fn leftovers(self, before: Self, naming: &Naming) -> Vec<Keys> {
-        if self == before {
-            return Vec::new();
-        }
-        let old = Naming { shards: before.shards, cluster: before.tagged, ..naming.clone() };
-        let kept = if self.tagged == before.tagged { self.shards } else { 0 };
-        (kept..before.shards).map(|shard| Keys::new(&old, shard)).collect()
+    /// The shards of another layout that `self` does not have: served as long as they hold jobs, never pushed to.
+    pub fn leftovers(self, other: Self, naming: &Naming) -> Vec<Keys> {
+        let old = Naming { shards: other.shards, cluster: other.tagged, ..naming.clone() };
+        let kept = if self.tagged == other.tagged { self.shards } else { 0 };
+        (kept..other.shards).map(|shard| Keys::new(&old, shard)).collect()
     }
 }
 
@@ -77,9 +76,9 @@ fn first_shards(naming: &Naming) -> Vec<Keys> {
     let mut shards = vec![Keys::new(naming, 0)];
     if !naming.cluster {
         let plain = Naming { shards: 1, cluster: false, ..naming.clone() };
-        shards.push(Keys::new(&plain, 0));
-        shards.push(Keys::new(&Naming { cluster: true, ..plain }, 0));
-        shards.dedup_by_key(|keys| keys.layout());
+        let tagged = Naming { cluster: true, ..plain.clone() };
+        let others = [plain, tagged].map(|naming| Keys::new(&naming, 0));
+        shards.extend(others.into_iter().filter(|keys| keys.layout() != Keys::new(naming, 0).layout()));
     }
     shards
 }
@@ -107,64 +106,75 @@ async fn read(session: &mut Session, places: Vec<String>) -> Result<Vec<(String,
     Ok(found)
 }
 
-/// What each place says: itself, and the shards of the layout there that this one does not have and that are not empty.
-async fn written(engine: &Engine, session: &mut Session) -> Result<Vec<(String, Vec<Keys>)>, LayoutError> {
-    let naming = &engine.naming;
-    let mut written = Vec::new();
-    for (place, before) in read(session, places(naming)).await? {
-        let mut full = Vec::new();
-        for keys in Layout::of(naming).leftovers(before, naming) {
-            // In a Cluster each shard may live on another node.
-            if !engine.session(&keys).is_empty(&keys).await? {
-                full.push(keys);
+/// Looks at layouts, each time by the same connections.
+pub struct Watch {
+    engine: Engine,
+    /// Of the first shard.
+    own: Session,
+    /// Of the shards that other layouts have: in a Cluster each may live on another node.
+    others: BTreeMap<String, Session>,
+}
+
+impl Watch {
+    /// For the layout of an engine.
+    pub fn new(engine: &Engine) -> Self {
+        let own = engine.session(&Keys::new(&engine.naming, 0));
+        Self { engine: engine.clone(), own, others: BTreeMap::new() }
+    }
+
+    /// Writes down that the shards of this layout are in use: to be called before the first push.
+    pub async fn write_down(&mut self) -> Result<(), LayoutError> {
+        let layout = Layout::of(&self.engine.naming);
+        let key = self.own.keys.layout();
+        let mut found = self.own.get(&key).await?;
+        if found.as_deref().and_then(Layout::parse).is_none_or(|found| found.shards < layout.shards) {
+            found = Some(self.own.widen(VERSION, layout.shards, &layout.to_text()).await?);
+        }
+        match found {
+            Some(value) if Layout::parse(&value).is_none() => Err(LayoutError::Newer { key, value }),
+            _ => Ok(()),
+        }
+    }
+
+    /// The shards of other layouts that hold jobs that somebody has to run, or dead letters. Writes nothing.
+    pub async fn leftovers(&mut self) -> Result<Vec<Keys>, LayoutError> {
+        self.others_with(false).await
+    }
+
+    /// The same, and those that hold jobs which are over and can still be read.
+    pub async fn remains(&mut self) -> Result<Vec<Keys>, LayoutError> {
+        self.others_with(true).await
+    }
+
+    async fn others_with(&mut self, finished: bool) -> Result<Vec<Keys>, LayoutError> {
+        let naming = &self.engine.naming;
+        let mut found = Vec::new();
+        for (_, layout) in read(&mut self.own, places(naming)).await? {
+            for keys in Layout::of(naming).leftovers(layout, naming) {
+                let session = self.others.entry(keys.lanes()).or_insert_with(|| self.engine.session(&keys));
+                if finished && session.has_finished().await? || !session.is_empty().await? {
+                    found.push(keys);
+                }
             }
         }
-        written.push((place, full));
+        Ok(found)
     }
-    Ok(written)
+
+    /// What was said to Redis so far, for `redis_round_trips_total`.
+    pub fn round_trips(&mut self) -> u64 {
+        let sessions = self.others.values_mut().chain([&mut self.own]);
+        sessions.map(|session| std::mem::take(&mut session.round_trips)).sum()
+    }
 }
 
-fn distinct(written: Vec<(String, Vec<Keys>)>) -> Vec<Keys> {
-    let mut leftovers: Vec<Keys> = Vec::new();
-    for keys in written.into_iter().flat_map(|(_, full)| full) {
-        if !leftovers.iter().any(|known| known.lanes() == keys.lanes()) {
-            leftovers.push(keys);
-        }
-    }
-    leftovers
-}
-
-/// The shards that an earlier layout left behind and that are not empty: jobs, or dead letters. Writes nothing.
+/// The shards of other layouts that hold jobs that somebody has to run, or dead letters. Writes nothing.
 pub async fn leftovers(engine: &Engine) -> Result<Vec<Keys>, LayoutError> {
-    let mut session = engine.session(&Keys::new(&engine.naming, 0));
-    Ok(distinct(written(engine, &mut session).await?))
-}
-
-/// Reads what was written down and writes what holds from now on; answers the shards that are left over and not empty.
-pub async fn settle(engine: &Engine) -> Result<Vec<Keys>, LayoutError> {
-    let naming = &engine.naming;
-    let mut session = engine.session(&Keys::new(naming, 0));
-    let own = session.keys.layout();
-    let written = written(engine, &mut session).await?;
-    for (place, _) in written.iter().filter(|(place, full)| *place != own && full.is_empty()) {
-        session.unlink(place).await?;
-    }
-    // What an older layout left is still found by whoever starts next, until it is empty.
-    let needed = written.iter().any(|(place, full)| *place == own && !full.is_empty());
-    let now = Layout::of(naming).to_text();
-    if !needed && session.get(&own).await?.as_deref() != Some(&now) {
-        match session.set(&own, &now).await {
-            // A full Redis needs workers most of all: the next start writes it down.
-            Err(StoreError::OutOfMemory(_)) => {}
-            written => written?,
-        }
-    }
-    Ok(distinct(written))
+    Watch::new(engine).leftovers().await
 }
 
 /// Brings what a producer has seen to where this layout looks for it, page by page: written where it belongs before it
 /// is removed where it was, so it can be left off at any point and begun again. Answers how much was moved. To be called
-/// before the layout is settled, and before the first push.
+/// before the first push.
 pub async fn carry_seen(engine: &Engine, producer: &str) -> Result<u64, LayoutError> {
     let naming = &engine.naming;
     let now = Layout::of(naming);

@@ -25,6 +25,9 @@ pub enum Outcome {
     HandlerDied(String),
     /// The handler could not be reached, nothing was sent: not the job's fault, no attempt is spent.
     HandlerUnavailable(String),
+    /// The same, but of one of several handlers: jobs of the others go on, so this one is not to be in their way, and waits
+    /// for so long apart from them.
+    PutOff(Duration, String),
     /// We stopped it ourselves (shutdown, drain timeout): released, uncounted.
     Released,
 }
@@ -63,6 +66,8 @@ impl Failure {
 pub enum Reason {
     /// The handler answered that the job failed.
     Handler,
+    /// It answered nothing that says what became of the job: whether it ran, nobody knows.
+    NoVerdict,
     /// The handler's own deadline passed.
     Timeout,
     /// Our code panicked while handling it.
@@ -83,8 +88,9 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, for bounded label sets and command-line selectors.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Handler,
+        Self::NoVerdict,
         Self::Timeout,
         Self::Panic,
         Self::Malformed,
@@ -99,6 +105,7 @@ impl Reason {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Handler => "handler",
+            Self::NoVerdict => "no-verdict",
             Self::Timeout => "timeout",
             Self::Panic => "panic",
             Self::Malformed => "malformed",

@@ -59,6 +59,12 @@ pub trait Protocol: Send + Sync + 'static {
         None
     }
 
+    /// The same of a job that has failed, of this: what it failed of may decide.
+    fn is_last_failure(&self, job: &Job, failure: &Failure, now_ms: u64) -> Option<bool> {
+        let _ = failure;
+        self.is_last_attempt(job, now_ms)
+    }
+
     /// Why a job is given up instead of being run, where that was found out when nobody could tell its application.
     fn condemned(&self, job: &Job) -> Option<Failure> {
         let _ = job;
@@ -118,7 +124,7 @@ pub trait Records: Send + Sync {
     fn start(&self, job: &Job, lane: &str, queue: &QueueKeys, now_ms: u64) -> Start;
 
     /// What becomes of a job that a lane holds and that was changed meanwhile: `None` when its run still counts.
-    fn disowned(&self, job: &Job, lane: &str, queue: &QueueKeys) -> Option<Decision>;
+    fn disowned(&self, job: &Job, lane: &str, queue: &QueueKeys, now_ms: u64) -> Option<Decision>;
 
     /// What becomes of a job of this lane whose process died, or whose handler did.
     fn interrupted(

@@ -13,7 +13,7 @@ use crate::effects::Verdict;
 use crate::keys::QueueKeys;
 use crate::protocol::{Interruption, Protocol};
 use crate::store::{
-    Fenced, LaneRecord, PAGE_COUNT, PageKind, RecordedLists, Session, Status, StoreError, digest,
+    Fenced, LaneRecord, PAGE_COUNT, PageKind, RecordedLists, Rest, Session, Status, StoreError, digest,
 };
 
 /// Time between the two looks.
@@ -62,6 +62,11 @@ pub struct Reaper {
     session: Session,
     protocol: Arc<dyn Protocol>,
     settings: Settings,
+    memory: Memory,
+}
+
+/// What a reaper remembers from one pass to the next.
+struct Memory {
     looks: HashMap<String, Instant>,
     orphans: HashMap<String, Instant>,
     trouble: Instant,
@@ -72,6 +77,14 @@ pub struct Reaper {
     untold: Reaped,
 }
 
+/// One pass, and what it works with.
+struct Pass<'a> {
+    session: &'a mut Session,
+    protocol: &'a Arc<dyn Protocol>,
+    settings: Settings,
+    memory: &'a mut Memory,
+}
+
 /// Whether a death was brought about from outside the process: its jobs are then above suspicion.
 pub fn is_outside(cause: &str) -> bool {
     matches!(cause, "shutdown" | "deleted" | "evicted" | "preempted" | "node-lost")
@@ -80,28 +93,17 @@ pub fn is_outside(cause: &str) -> bool {
 impl Reaper {
     /// A reaper that has not looked yet.
     pub fn new(session: Session, protocol: Arc<dyn Protocol>, settings: Settings) -> Self {
-        Self {
-            session,
-            protocol,
-            settings,
-            looks: HashMap::new(),
-            orphans: HashMap::new(),
-            trouble: Instant::now(),
-            seen: None,
-            cursor: "0".into(),
-            unexplained: HashMap::new(),
-            untold: Reaped::default(),
-        }
+        Self { session, protocol, settings, memory: Memory::new() }
     }
 
     /// Whether somebody central does this work.
     pub async fn is_relieved(&mut self) -> Result<bool, StoreError> {
         let central = self.session.keys.central();
         let answer = self.session.exists(&central).await;
-        let relieved = self.heed(answer)?;
+        let relieved = self.memory.heed(answer)?;
         if relieved {
             // Whoever comes back looks twice again: what was seen before is old.
-            self.looks.clear();
+            self.memory.looks.clear();
         }
         Ok(relieved)
     }
@@ -114,24 +116,35 @@ impl Reaper {
         protocol: &Arc<dyn Protocol>,
         settings: Settings,
     ) -> Result<Reaped, StoreError> {
-        self.protocol = Arc::clone(protocol);
-        self.settings = settings;
-        std::mem::swap(&mut self.session, session);
-        let outcome = self.pass().await;
-        std::mem::swap(&mut self.session, session);
-        outcome
+        Pass { session, protocol, settings, memory: &mut self.memory }.run().await
     }
 
     /// Fences what is dead, then empties what is fenced. What a pass did before it failed is told by the next.
     pub async fn pass(&mut self) -> Result<Reaped, StoreError> {
-        let mut reaped = Reaped { more: false, ..std::mem::take(&mut self.untold) };
-        let outcome = self.try_pass(&mut reaped).await;
-        match self.heed(outcome) {
-            Ok(()) => Ok(reaped),
-            Err(error) => {
-                self.untold = reaped;
-                Err(error)
-            }
+        self.own().run().await
+    }
+
+    /// Moves every job of a fenced lane; forgets one that was empty once nothing can arrive any more.
+    pub async fn empty(&mut self, lane: &str, reaped: &mut Reaped) -> Result<(), StoreError> {
+        self.own().empty(lane, reaped).await
+    }
+
+    fn own(&mut self) -> Pass<'_> {
+        let Self { session, protocol, settings, memory } = self;
+        Pass { session, protocol, settings: *settings, memory }
+    }
+}
+
+impl Memory {
+    fn new() -> Self {
+        Self {
+            looks: HashMap::new(),
+            orphans: HashMap::new(),
+            trouble: Instant::now(),
+            seen: None,
+            cursor: "0".into(),
+            unexplained: HashMap::new(),
+            untold: Reaped::default(),
         }
     }
 
@@ -151,40 +164,49 @@ impl Reaper {
             *first = now;
         }
     }
+}
 
-    async fn try_pass(&mut self, reaped: &mut Reaped) -> Result<(), StoreError> {
+impl Pass<'_> {
+    async fn run(&mut self) -> Result<Reaped, StoreError> {
+        let mut reaped = Reaped { more: false, ..std::mem::take(&mut self.memory.untold) };
+        let outcome = self.work(&mut reaped).await;
+        match self.memory.heed(outcome) {
+            Ok(()) => Ok(reaped),
+            Err(error) => {
+                self.memory.untold = reaped;
+                Err(error)
+            }
+        }
+    }
+
+    async fn work(&mut self, reaped: &mut Reaped) -> Result<(), StoreError> {
         let started = Instant::now();
         self.session.time().await?;
         let now_ms = self.session.now_ms();
-        if let Some((ms, at)) = self.seen.replace((now_ms, started)) {
+        if let Some((ms, at)) = self.memory.seen.replace((now_ms, started)) {
             // Redis' clock was set, or its machine slept: heartbeats lapsed that nobody could have renewed.
             let passed = u64::try_from(at.elapsed().as_millis()).unwrap_or(u64::MAX);
             if now_ms.abs_diff(ms).abs_diff(passed) > CLOCK_STEP_MS || now_ms < ms {
                 tracing::warn!(reason = "clock", "Redis' clock was set, giving every lane a whole TTL");
-                self.start_anew(started);
+                self.memory.start_anew(started);
             }
         }
+        let done = reaped.fenced + reaped.moved.len();
         let (half, end) = (started + self.settings.pass_budget / 2, started + self.settings.pass_budget);
         let expired = self.session.expired(now_ms, LANES).await?;
-        self.looks.retain(|lane, _| expired.contains(lane));
+        self.memory.looks.retain(|lane, _| expired.contains(lane));
         for page in expired.chunks(PAGE_COUNT) {
-            self.fence_page(page, started, half, reaped).await?;
-            if reaped.more {
+            if !self.fence_page(page, started, half, reaped).await? {
+                reaped.more = reaped.fenced + reaped.moved.len() > done;
                 break;
             }
         }
         let reaping = self.session.reaping(LANES).await?;
-        self.unexplained.retain(|lane, _| reaping.contains(lane));
-        for lane in reaping {
-            match self.empty_until(&lane, Some(end), reaped).await {
-                // A key of one dead lane that cannot be used must not keep the jobs of the others.
-                Err(error) if !error.is_transient() => {
-                    tracing::error!(worker_id = lane, error = %error, "Could not empty a dead lane, its jobs stay in its lists");
-                }
-                outcome => outcome?,
-            }
-            if Instant::now() > end {
-                reaped.more = true;
+        self.memory.unexplained.retain(|lane, _| reaping.contains(lane));
+        for page in reaping.chunks(PAGE_COUNT) {
+            if !self.empty_page(page, end, reaped).await? {
+                // What did not help now will not help at once: others wait for this task too.
+                reaped.more = reaped.fenced + reaped.moved.len() > done;
                 return Ok(());
             }
         }
@@ -198,20 +220,21 @@ impl Reaper {
         }
     }
 
-    /// Looks at some lanes whose lease has expired, and fences those that were seen dead before.
+    /// Looks at some lanes whose lease has expired, and fences those that were seen dead before; answers whether it came to
+    /// the end in time.
     async fn fence_page(
         &mut self,
         lanes: &[String],
         started: Instant,
         end: Instant,
         reaped: &mut Reaped,
-    ) -> Result<(), StoreError> {
+    ) -> Result<bool, StoreError> {
         for (lane, alive) in lanes.iter().zip(self.session.heartbeats(lanes).await?) {
             if alive {
-                self.looks.remove(lane);
+                self.memory.looks.remove(lane);
                 continue;
             }
-            let first = *self.looks.entry(lane.clone()).or_insert(started);
+            let first = *self.memory.looks.entry(lane.clone()).or_insert(started);
             if started.duration_since(first) < SECOND_LOOK || !self.may_fence() {
                 continue;
             }
@@ -219,7 +242,7 @@ impl Reaper {
                 Ok(Fenced::Fenced) => {
                     let reason = "heartbeat";
                     tracing::warn!(worker_id = lane, reason, "Fenced a lane whose heartbeat was gone");
-                    self.looks.remove(lane);
+                    self.memory.looks.remove(lane);
                     reaped.fenced += 1;
                 }
                 Ok(_) => {}
@@ -230,41 +253,86 @@ impl Reaper {
                 Err(error) => return Err(error),
             }
             if Instant::now() > end {
-                reaped.more = true;
-                return Ok(());
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn may_fence(&self) -> bool {
+        let since =
+            self.session.connected_since().map_or_else(Instant::now, |at| at.max(self.memory.trouble));
+        since.elapsed() >= self.settings.ttl
+    }
+
+    /// Empties those of some fenced lanes that hold jobs; answers whether it came to the end in time. Most hold none, and wait
+    /// until they may be forgotten: all of a page take one round trip, however often they are looked at.
+    async fn empty_page(
+        &mut self,
+        lanes: &[String],
+        end: Instant,
+        reaped: &mut Reaped,
+    ) -> Result<bool, StoreError> {
+        let found = self.session.forget(lanes, self.quiet_ms()).await?;
+        let mut looked_at = Vec::new();
+        for (lane, rest) in lanes.iter().zip(found) {
+            let outcome = match rest {
+                Ok(Rest::Forgotten | Rest::Empty) => continue,
+                Ok(Rest::Holds(record, lists)) => {
+                    if record.fenced == RESTARTED && !self.has_waited(lane) {
+                        continue;
+                    }
+                    self.empty_lists(lane, &record, &lists, Some(end), reaped).await
+                }
+                Err(error) => Err(error),
+            };
+            match outcome {
+                // A key of one dead lane that cannot be used must not keep the jobs of the others.
+                Err(error) if !error.is_transient() => {
+                    tracing::error!(worker_id = lane, error = %error, "Could not empty a dead lane, its jobs stay in its lists");
+                }
+                outcome => outcome?,
+            }
+            looked_at.push(lane.as_str());
+            if Instant::now() > end {
+                self.session.put_back(&looked_at).await?;
+                return Ok(false);
+            }
+        }
+        self.session.put_back(&looked_at).await?;
+        Ok(true)
+    }
+
+    async fn empty(&mut self, lane: &str, reaped: &mut Reaped) -> Result<(), StoreError> {
+        for rest in self.session.forget(&[lane.to_owned()], self.quiet_ms()).await? {
+            if let Rest::Holds(record, lists) = rest?
+                && (record.fenced != RESTARTED || self.has_waited(lane))
+            {
+                self.empty_lists(lane, &record, &lists, None, reaped).await?;
             }
         }
         Ok(())
     }
 
-    fn may_fence(&self) -> bool {
-        let since = self.session.connected_since().map_or_else(Instant::now, |at| at.max(self.trouble));
-        since.elapsed() >= self.settings.ttl
+    /// So long has a lane to be empty before it is forgotten.
+    fn quiet_ms(&self) -> u64 {
+        u64::try_from(self.settings.park_timeout.as_millis()).unwrap_or(u64::MAX).saturating_mul(2)
     }
 
-    /// Moves every job of a fenced lane, then forgets the lane once nothing can arrive any more.
-    pub async fn empty(&mut self, lane: &str, reaped: &mut Reaped) -> Result<(), StoreError> {
-        self.empty_until(lane, None, reaped).await
-    }
-
-    async fn empty_until(
+    /// Moves the jobs of those lists of a lane that are not known to be empty.
+    async fn empty_lists(
         &mut self,
         lane: &str,
+        record: &LaneRecord,
+        full: &[String],
         end: Option<Instant>,
         reaped: &mut Reaped,
     ) -> Result<(), StoreError> {
-        let Some(record) = self.session.lane(lane).await? else {
-            self.session.forget(lane, &LaneRecord::default(), 0).await?;
-            return Ok(());
-        };
-        if record.fenced == RESTARTED && !self.has_waited(lane) {
-            return Ok(());
-        }
         let mut failed = None;
         for queue in &record.lists {
             // What was parked came last, and goes back first.
-            for list in queue.lists.iter().rev() {
-                match self.empty_list(lane, &record, (queue, list), end, reaped).await {
+            for list in queue.lists.iter().rev().filter(|list| full.contains(list)) {
+                match self.empty_list(lane, record, (queue, list), end, reaped).await {
                     Err(error) if !error.is_transient() => failed = Some(error),
                     Err(error) => return Err(error),
                     Ok(true) => {}
@@ -272,18 +340,12 @@ impl Reaper {
                 }
             }
         }
-        if let Some(error) = failed {
-            return Err(error);
-        }
-        let quiet =
-            u64::try_from(self.settings.park_timeout.as_millis()).unwrap_or(u64::MAX).saturating_mul(2);
-        self.session.forget(lane, &record, quiet).await?;
-        Ok(())
+        failed.map_or(Ok(()), Err)
     }
 
     /// Whether whoever may know why this lane's process died has had the time to say so.
     fn has_waited(&mut self, lane: &str) -> bool {
-        let since = *self.unexplained.entry(lane.to_owned()).or_insert_with(Instant::now);
+        let since = *self.memory.unexplained.entry(lane.to_owned()).or_insert_with(Instant::now);
         since.elapsed() >= self.settings.cause_wait
     }
 
@@ -304,7 +366,7 @@ impl Reaper {
             }
             let (cause, outside) = (record.fenced.as_str(), is_outside(&record.fenced));
             let mut entries = page.entries;
-            let protocol = Arc::clone(&self.protocol);
+            let protocol = Arc::clone(self.protocol);
             let data = match protocol.records() {
                 None => None,
                 Some(records) => Some(self.session.named(records, &entries).await?),
@@ -395,7 +457,7 @@ impl Reaper {
 
     /// A part of a slow scan for processing lists that no record names.
     async fn audit(&mut self, end: Instant) -> Result<(), StoreError> {
-        let found: Vec<String> = self.orphans.keys().cloned().collect();
+        let found: Vec<String> = self.memory.orphans.keys().cloned().collect();
         for page in found.chunks(PAGE_COUNT) {
             self.judge_each(page).await?;
         }
@@ -408,10 +470,11 @@ impl Reaper {
                 }
                 tokio::time::sleep(delay).await;
             }
-            let (cursor, lists) = self.session.scan(&self.cursor, &glob, self.settings.scan_count).await?;
-            self.cursor = cursor;
+            let (cursor, lists) =
+                self.session.scan(&self.memory.cursor, &glob, self.settings.scan_count).await?;
+            self.memory.cursor = cursor;
             self.judge_each(&lists).await?;
-            if self.cursor == "0" {
+            if self.memory.cursor == "0" {
                 return Ok(());
             }
         }
@@ -431,11 +494,9 @@ impl Reaper {
 
     /// Takes charge of those of these lists that nobody has claimed for a while.
     async fn judge(&mut self, lists: &[String]) -> Result<(), StoreError> {
-        // Ours are `<lane>:<queue>`; a client that follows the seed has the lane alone.
         let named = lists.iter().filter_map(|list| {
-            let mut words = self.session.keys.lane_of_list(list)?.split(':');
-            let lane = words.next().unwrap_or_default().to_owned();
-            Some((list.clone(), lane, words.next().unwrap_or_default().to_owned()))
+            let (lane, queue) = self.session.keys.holder_of(list)?;
+            Some((list.clone(), lane.to_owned(), queue.to_owned()))
         });
         let named: Vec<_> = named.collect();
         let lanes: Vec<String> = named.iter().map(|(_, lane, _)| lane.clone()).collect();
@@ -447,10 +508,10 @@ impl Reaper {
                 self.session.enlist(&lane).await?;
             }
             if record.is_some() || alive {
-                self.orphans.remove(&list);
+                self.memory.orphans.remove(&list);
                 continue;
             }
-            let first = *self.orphans.entry(list.clone()).or_insert_with(Instant::now);
+            let first = *self.memory.orphans.entry(list.clone()).or_insert_with(Instant::now);
             if first.elapsed() < SECOND_LOOK || !self.may_fence() {
                 continue;
             }
@@ -464,7 +525,7 @@ impl Reaper {
                 let reason = "orphan";
                 tracing::warn!(worker_id = lane, reason, "Took charge of a list that no lane claims");
             }
-            self.orphans.remove(&list);
+            self.memory.orphans.remove(&list);
         }
         Ok(())
     }

@@ -25,7 +25,7 @@ pub use cycle::{Cycle, Cycled, LaneHandle, Parked, QueueAsk, Refusal, Returned, 
 pub use data::Started;
 pub use inspect::{ScoredPage, Span};
 pub use jobs::{Enqueue, Granted, LaneSnapshot, Page, PageKind, QueueSnapshot, Snapshot, Turn};
-pub use lanes::{Fenced, LaneRecord, RecordedLists, Registration};
+pub use lanes::{Fenced, LaneRecord, RecordedLists, Registration, Rest};
 pub use sidekiq::{ProcessBeat, Told};
 
 /// Whatever is read in one page is at most this large (and at least one job).
@@ -108,7 +108,9 @@ script!(FORGET, "forget.lua");
 script!(ORPHAN, "orphan.lua");
 script!(TURN, "effects.lua", "turn.lua");
 script!(ENQUEUE, "enqueue.lua");
+script!(KEEP, "keep.lua");
 script!(LIMIT, "limit.lua");
+script!(UNSEE, "unsee.lua");
 script!(PAGE, "page.lua");
 script!(SCORED, "scored.lua");
 script!(SNAPSHOT, "snapshot.lua");
@@ -120,6 +122,7 @@ script!(DEPART, "depart.lua");
 script!(CREATE, "create.lua");
 script!(CANCEL, "cancel.lua");
 script!(LIST, "list.lua");
+script!(WIDEN, "widen.lua");
 
 /// A conversation with the node that holds one shard: connects when it must, and again after a failure.
 pub struct Session {

@@ -399,7 +399,8 @@ pub fn enqueue(queue: &str, jobs: &[Bytes]) -> Vec<Enqueue> {
 }
 
 /// The scripts of the engine by name, as they are sent.
-pub const SCRIPTS: [(&str, &str); 25] = [
+pub const SCRIPTS: [(&str, &str); 28] = [
+    ("widen", include_str!("../../queue/src/scripts/widen.lua")),
     ("cancel", include_str!("../../queue/src/scripts/cancel.lua")),
     ("create", include_str!("../../queue/src/scripts/create.lua")),
     ("disown", include_str!("../../queue/src/scripts/disown.lua")),
@@ -443,7 +444,9 @@ pub const SCRIPTS: [(&str, &str); 25] = [
         ),
     ),
     ("enqueue", include_str!("../../queue/src/scripts/enqueue.lua")),
+    ("keep", include_str!("../../queue/src/scripts/keep.lua")),
     ("limit", include_str!("../../queue/src/scripts/limit.lua")),
+    ("unsee", include_str!("../../queue/src/scripts/unsee.lua")),
     ("page", include_str!("../../queue/src/scripts/page.lua")),
     ("scored", include_str!("../../queue/src/scripts/scored.lua")),
     ("own", include_str!("../../queue/src/scripts/own.lua")),

@@ -405,21 +405,29 @@ pub fn patiently<L: Look>(what: &str, mut look: impl AsyncFnMut() -> L) -> impl 
     })
 }
 
-/// The tool of the test cluster, where it is this cluster: some tests need to reach below Kubernetes.
-pub async fn test_cluster(arguments: &[&str]) -> Option<String> {
-    let tool = concat!(env!("CARGO_MANIFEST_DIR"), "/cluster/cluster");
-    let ours = run(tool, &["kubeconfig"], None).await.ok()?;
-    if ours.trim() != given("KUBECONFIG") {
-        println!("skipped: this is not the test cluster");
-        return None;
+/// Whether this is the project's own cluster, which `scripts/e2e` says: some tests need to reach below Kubernetes, or
+/// change what a cluster of yours needs. On another one the test that asks does not run, and says so.
+pub fn on_the_test_cluster() -> bool {
+    use std::io::Write as _;
+    let ours = match given("JOBQUEUE_CLUSTER").as_str() {
+        "test" => true,
+        "foreign" => false,
+        other => panic!("JOBQUEUE_CLUSTER={other}: neither test nor foreign; eval \"$(scripts/e2e)\""),
+    };
+    if !ours {
+        let test = std::thread::current();
+        let test = test.name().unwrap_or("a test");
+        // Not eprintln: what a test that passes prints is not shown.
+        let _ = writeln!(std::io::stderr(), "{test}: not run: needs the test cluster (unset KUBECONFIG)");
     }
-    Some(
-        run(tool, arguments, None)
-            .await
-            .unwrap_or_else(|error| panic!("{arguments:?}: {error}"))
-            .trim()
-            .to_owned(),
-    )
+    ours
+}
+
+/// The tool of the test cluster: only after [`on_the_test_cluster`].
+pub async fn test_cluster(arguments: &[&str]) -> String {
+    let tool = concat!(env!("CARGO_MANIFEST_DIR"), "/cluster/cluster");
+    let said = run(tool, arguments, None).await.unwrap_or_else(|error| panic!("{arguments:?}: {error}"));
+    said.trim().to_owned()
 }
 
 /// The process of a pod's container, seen from the machine that the test cluster runs on.
@@ -441,7 +449,7 @@ pub async fn process_of(namespace: &str, pod: &str, container: &str) -> rustix::
     rustix::process::Pid::from_raw(found.expect("the process of the container")).expect("a process id")
 }
 
-/// The requests of an operator since a moment.
+/// The requests of an operator since a moment, which the test cluster writes down: only after [`on_the_test_cluster`].
 pub struct Audit {
     path: std::path::PathBuf,
     since: String,
@@ -476,20 +484,20 @@ impl Request {
 
 impl Audit {
     /// Everything from now on.
-    pub async fn begin() -> Option<Self> {
-        Some(Self { since: jiff::Timestamp::now().to_string(), ..Self::all().await? })
+    pub async fn begin() -> Self {
+        Self { since: jiff::Timestamp::now().to_string(), ..Self::all().await }
     }
 
     /// Everything since the cluster was started.
-    pub async fn all() -> Option<Self> {
-        let path = test_cluster(&["audit"]).await?.into();
-        Some(Self { path, since: String::new(), namespace: OPERATOR_NAMESPACE.into(), replica_sets: vec![] })
+    pub async fn all() -> Self {
+        let path = test_cluster(&["audit"]).await.into();
+        Self { path, since: String::new(), namespace: OPERATOR_NAMESPACE.into(), replica_sets: vec![] }
     }
 
     /// Everything that this build of the operator has asked for: a cluster that is used again has seen others, which may
     /// have needed other rights. Pods are named after their template, also when it was installed anew.
-    pub async fn of_this_build() -> Option<Self> {
-        let all = Self::all().await?;
+    pub async fn of_this_build() -> Self {
+        let all = Self::all().await;
         let list = async |kind: &str| {
             let labels = "app.kubernetes.io/name=jobqueue-operator";
             let found = kubectl(&["-n", OPERATOR_NAMESPACE, "get", kind, "-l", labels, "-o", "json"]).await;
@@ -505,13 +513,25 @@ impl Audit {
         };
         let replica_sets: Vec<String> = list("replicasets").await.iter().filter_map(same).collect();
         assert!(!replica_sets.is_empty(), "the operator has pods");
-        Some(Self { replica_sets, ..all })
+        Self { replica_sets, ..all }
     }
 
     /// Those of the operator in another namespace.
     #[must_use]
     pub fn of(self, namespace: &str) -> Self {
         Self { namespace: namespace.into(), ..self }
+    }
+
+    /// What the operator has written but the lease; that the leader renews it shows that the log is written and read.
+    pub fn writes(&self) -> Vec<Request> {
+        let writes = self.requests().into_iter().filter(Request::is_write);
+        let (lease, writes): (Vec<_>, Vec<_>) =
+            writes.partition(|request| request.resource == "coordination.k8s.io/leases");
+        assert!(
+            !lease.is_empty(),
+            "no renewal of the lease in the audit log: it would show no other write either"
+        );
+        writes
     }
 
     /// What the operator asked for.

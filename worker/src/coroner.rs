@@ -25,7 +25,7 @@ impl Coroner {
     pub async fn cause(&self) -> Option<String> {
         let asked = Instant::now();
         while asked.elapsed() < PATIENCE {
-            let told = self.session.lock().await.take_death(&self.process).await;
+            let told = self.session.lock().await.told_death(&self.process).await;
             if let Ok(Some(cause)) = told {
                 return Some(cause);
             }

@@ -115,6 +115,19 @@ impl Handler {
         }
     }
 
+    /// Begins to run a job where its type has a breaker of its own: what becomes of the job when that is open.
+    pub fn attempt(&self, job: &Job) -> Option<Result<by_type::Attempt<'_>, Outcome>> {
+        match self {
+            Self::ByType(by_type) => by_type.attempt(job),
+            Self::Http(_) | Self::Simulate(_) | Self::Command(_) | Self::Function(_) => None,
+        }
+    }
+
+    /// Whether each type of jobs has a breaker of its own, and that of the queue has nothing to say.
+    pub fn has_breakers(&self) -> bool {
+        matches!(self, Self::ByType(_))
+    }
+
     /// Whether jobs are posted to a program that may die by itself.
     pub fn posts(&self) -> bool {
         match self {

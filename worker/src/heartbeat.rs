@@ -30,7 +30,7 @@ pub async fn run(shared: Arc<Shared>, beats: Vec<Arc<Beat>>, mut session: Sessio
             wait = ttl / 3;
             continue;
         }
-        match session.extend(&lanes, ttl_ms, &shared.breaker_states(&names)).await {
+        match session.extend(&lanes, ttl_ms, &shared.breaker_verdicts(&names)).await {
             Ok(held) => {
                 for ((beat, _), held) in live.iter().zip(held) {
                     if held {

@@ -12,7 +12,7 @@ use jobqueue::store::{LaneHandle, Session, StoreError};
 use tokio::sync::mpsc;
 
 use crate::failpoint;
-use crate::shared::{Beat, LaneSettings, Shared};
+use crate::shared::{Beat, Shared};
 use crate::shutdown::Shutdown;
 use crate::slots::{self, Beyond, Permit};
 
@@ -165,7 +165,10 @@ impl Lane {
     /// Reserves, handles and settles until shutdown, then drains.
     pub async fn run(mut self) -> (End, Session) {
         let mut shutdown = self.shutdown.clone();
+        let shared = Arc::clone(&self.shared);
         let end = loop {
+            // Before the look at the room: what changes afterwards is not missed.
+            let (woken, freed) = (shared.wake.notified(), shared.freed.notified());
             self.beat.tick();
             if let Some(presence) = &self.shared.presence {
                 presence.quieted(!self.quiet.is_empty());
@@ -202,7 +205,9 @@ impl Lane {
             let wait = self.until_next();
             tokio::select! {
                 Some(event) = self.events.recv() => self.take(event),
-                () = self.shared.wake.notified(), if !self.hungry => self.hungry = true,
+                () = woken => self.hungry = true,
+                // Without room, what another lane does not need is all that it waits for.
+                () = freed, if self.hungry => {}
                 () = shutdown.requested(), if self.deadline.is_none() => {}
                 () = tokio::time::sleep(wait) => {}
             }
@@ -273,13 +278,12 @@ impl Lane {
     }
 
     fn room(&self) -> usize {
-        let LaneSettings { share, spare, .. } = self.shared.settings;
-        let beyond = match spare {
+        let beyond = match self.shared.spare() {
             Some(spare) => Beyond::Leaving(spare),
             None if self.parks.is_empty() => Beyond::Nothing,
             None => Beyond::One,
         };
-        slots::room(self.shared.slots.free(), self.occupied(), share, beyond)
+        slots::room(self.shared.slots.free(), self.occupied(), self.shared.share(), beyond)
     }
 
     fn until_next(&self) -> Duration {

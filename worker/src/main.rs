@@ -83,13 +83,13 @@ fn main() -> ExitCode {
     }
 }
 
-/// Waits for a signal. As the first process of a container nobody else would act on one.
+/// Waits for a signal, which as the first process of a container nobody else would act on.
 fn wait() -> ExitCode {
     let waited = tokio::runtime::Builder::new_current_thread().enable_all().build().and_then(|runtime| {
         runtime.block_on(async {
-            let (stopper, mut stopping) = shutdown();
+            let (stopper, stopping) = shutdown();
             on_signal(Arc::new(stopper))?;
-            stopping.requested().await;
+            worker::wait::run(stopping).await;
             Ok(())
         })
     });

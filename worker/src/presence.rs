@@ -11,10 +11,11 @@ use jobqueue::effects::Verdict;
 use jobqueue::job::Job;
 use jobqueue::protocol::sidekiq::names::Names;
 use jobqueue::protocol::sidekiq::{time, without_args};
-use jobqueue::store::{ProcessBeat, Session};
+use jobqueue::store::{ProcessBeat, Session, StoreError};
 use rustix::process::{Signal, getpid, kill_process};
 use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::Notify;
 
 use crate::shared::Shared;
 use crate::shutdown::Shutdown;
@@ -115,6 +116,26 @@ impl Presence {
     /// Nobody may take jobs of this queue.
     pub fn is_paused(&self, queue: usize) -> bool {
         self.paused.get(queue).is_some_and(|paused| paused.load(Ordering::Relaxed))
+    }
+
+    /// Hears what people say to this process, and which queues nobody may take jobs of; answers how long that took.
+    pub async fn hear(&self, session: &mut Session, wake: &Notify) -> Result<Duration, StoreError> {
+        let asked = Instant::now();
+        let told = session.told(&self.names, &self.identity).await?;
+        let rtt = asked.elapsed();
+        for (queue, paused) in self.queues.iter().zip(&self.paused) {
+            let now = told.paused.contains(queue);
+            if paused.swap(now, Ordering::Relaxed) != now {
+                let value = if now { "paused" } else { "running" };
+                tracing::info!(queue, value, "Queue was paused or resumed");
+                wake.notify_waiters();
+            }
+        }
+        told.signals.iter().for_each(|word| self.obey(word));
+        if self.is_quiet() {
+            wake.notify_waiters();
+        }
+        Ok(rtt)
     }
 
     /// A job runs.
@@ -256,7 +277,7 @@ impl Telling {
 pub async fn run(shared: Arc<Shared>, mut session: Session, stopping: Shutdown, stopped: Shutdown) {
     let Some(presence) = &shared.presence else { return };
     let mut pruned: Option<Instant> = None;
-    let mut telling = Telling::default();
+    let (mut telling, mut deaf) = (Telling::default(), false);
     // Ruby's processes take these two from the shell too.
     let mut signals = (signal(SignalKind::from_raw(20)).ok(), signal(SignalKind::from_raw(21)).ok());
     loop {
@@ -271,24 +292,17 @@ pub async fn run(shared: Arc<Shared>, mut session: Session, stopping: Shutdown, 
         if telling.is_due(quiet) {
             telling.say(presence, &mut session, quiet).await;
         }
-        let asked = Instant::now();
-        match session.told(&presence.names, &presence.identity).await {
-            Ok(told) => {
-                telling.rtt = asked.elapsed();
-                for (queue, paused) in presence.queues.iter().zip(&presence.paused) {
-                    let now = told.paused.contains(queue);
-                    if paused.swap(now, Ordering::Relaxed) != now {
-                        let value = if now { "paused" } else { "running" };
-                        tracing::info!(queue, value, "Queue was paused or resumed");
-                        shared.wake.notify_waiters();
-                    }
-                }
-                told.signals.iter().for_each(|word| presence.obey(word));
-                if presence.is_quiet() {
-                    shared.wake.notify_waiters();
+        match presence.hear(&mut session, &shared.wake).await {
+            Ok(rtt) => {
+                telling.rtt = rtt;
+                deaf = false;
+            }
+            // Once, not every second: what was heard before holds until then.
+            Err(error) => {
+                if !std::mem::replace(&mut deaf, true) {
+                    tracing::warn!(error = %error, "Could not hear what Sidekiq's page says");
                 }
             }
-            Err(error) => tracing::debug!(error = %error, "Could not hear what Sidekiq's page says"),
         }
         if pruned.is_none_or(|at| at.elapsed() >= PRUNE) {
             pruned = Some(Instant::now());

@@ -1,6 +1,5 @@
 //! What one process does, by `--role`.
 use jobqueue::engine::Engine;
-use jobqueue::keys::Keys;
 use jobqueue::layout::{self, LayoutError};
 use jobqueue::store::StoreError;
 
@@ -22,14 +21,18 @@ async fn check_redis(engine: &Engine) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes the layout of shards down; answers those that a wider one has left behind and that still hold jobs.
-async fn write_layout(engine: &Engine, shutdown: &Shutdown) -> anyhow::Result<Vec<Keys>> {
+/// Writes the layout of shards down, which has to be known before the first push; false when it was stopped.
+async fn write_layout(
+    watch: &mut layout::Watch,
+    engine: &Engine,
+    shutdown: &Shutdown,
+) -> anyhow::Result<bool> {
     loop {
-        match layout::settle(engine).await {
-            Ok(leftovers) => return Ok(leftovers),
+        match watch.write_down().await {
+            Ok(()) => return Ok(true),
             Err(error) => {
                 if is_stopped(error, engine, shutdown).await? {
-                    return Ok(Vec::new());
+                    return Ok(false);
                 }
             }
         }

@@ -10,6 +10,7 @@ use std::io;
 use std::ops::ControlFlow;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
 use walkdir::{DirEntry, WalkDir};
 
 pub use job::{TraceIds, job_json, priority};
@@ -138,6 +139,8 @@ pub struct ScanReport {
     pub files: u64,
     /// The device of the scanned directory; `None` when it could not be read.
     pub root_device: Option<u64>,
+    /// Which directory it was: see [`Scanner::place`].
+    pub place: Option<String>,
     /// Which directories were read and what was in them.
     pub listing: Listing,
 }
@@ -176,8 +179,9 @@ impl Scanner {
     pub fn scan(&self, mut each: impl FnMut(Entry) -> ControlFlow<()>) -> ScanReport {
         let mut report = ScanReport::default();
         let real_root = match self.open() {
-            Ok((device, root)) => {
-                report.root_device = Some(device);
+            Ok((metadata, root)) => {
+                report.root_device = Some(metadata.dev());
+                report.place = Some(place_of(&metadata));
                 root
             }
             Err(error) => {
@@ -225,14 +229,20 @@ impl Scanner {
         report
     }
 
-    /// The device of the directory, and where it really is.
-    fn open(&self) -> io::Result<(u64, PathBuf)> {
+    /// What tells the directory from all others that have its path, on other hosts too, and is the same wherever one disk is
+    /// mounted; `None` when it cannot be read.
+    pub fn place(&self) -> Option<String> {
+        self.open().ok().map(|(metadata, _)| place_of(&metadata))
+    }
+
+    /// What the directory is, and where it really is.
+    fn open(&self) -> io::Result<(Metadata, PathBuf)> {
         let real = fs::canonicalize(&self.root)?;
         let metadata = fs::metadata(&real)?;
         if !metadata.is_dir() {
             return Err(io::ErrorKind::NotADirectory.into());
         }
-        Ok((metadata.dev(), real))
+        Ok((metadata, real))
     }
 
     fn enter(&self, entry: &DirEntry, report: &mut ScanReport) -> Enter {
@@ -277,6 +287,13 @@ impl Scanner {
     fn relative<'a>(&self, path: &'a Path) -> &'a Path {
         path.strip_prefix(&self.root).unwrap_or(path)
     }
+}
+
+/// Its number, and when it was made where the file system knows that. Not the device, which one disk has another of
+/// wherever it is mounted; nor the host, for whoever restarts a pod gives it another name.
+fn place_of(metadata: &Metadata) -> String {
+    let born = metadata.created().ok().and_then(|born| born.duration_since(UNIX_EPOCH).ok());
+    format!("{}-{}", metadata.ino(), born.map_or(0, |born| born.as_nanos()))
 }
 
 enum Enter {

@@ -1,11 +1,5 @@
 //! The HTTP server for probes and scrapes: `/metrics`, `/healthz` (also `/health`), `/readyz`.
-use std::{
-    future::Future,
-    io,
-    net::{Ipv4Addr, SocketAddr},
-    sync::Arc,
-    time::Duration,
-};
+use std::{future::Future, io, sync::Arc, time::Duration};
 
 use axum::{
     Json, Router,
@@ -18,6 +12,7 @@ use tokio::net::TcpListener;
 
 use crate::{
     health::{Readiness, Status},
+    listen,
     metrics::Metrics,
 };
 
@@ -58,8 +53,7 @@ fn advice(error: &io::Error) -> &'static str {
 
 /// Listens on `observability.metrics_port` of every address; port 0 takes any free one.
 pub async fn bind(port: u16) -> Result<TcpListener, BindError> {
-    let address = SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
-    TcpListener::bind(address).await.map_err(|source| BindError { port, source })
+    listen::on_every_address(port).await.map_err(|source| BindError { port, source })
 }
 
 /// Serves until `shutdown` resolves, then lets requests in progress finish for a moment.

@@ -1,5 +1,5 @@
 //! What the lanes of one process share.
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -26,16 +26,39 @@ pub struct LaneSettings {
     pub park_timeout: Duration,
     /// Entries the completed list keeps.
     pub completed_max: Option<u64>,
-    /// The slots of one lane: as many as it may always use.
-    pub share: usize,
-    /// Slots that a lane leaves free when it goes beyond its share; `None` where all lanes serve the same queues.
-    pub spare: Option<usize>,
     /// From the first signal to the release of what still runs.
     pub drain_timeout: Duration,
     /// How often each queue is asked first; empty: always in their order.
     pub weights: Vec<u32>,
     /// Between two tries to reach Redis, at most: lanes must be back before a reaper may look at them.
     pub longest_backoff: Duration,
+}
+
+/// How the slots are shared out among the lanes: anew when a shard of another layout is found.
+#[derive(Debug, Default)]
+pub struct Shares {
+    lanes: AtomicUsize,
+    shards: AtomicUsize,
+}
+
+impl Shares {
+    /// So many more lanes serve one more shard.
+    pub fn serve(&self, lanes: usize) {
+        self.lanes.fetch_add(lanes, Ordering::Relaxed);
+        self.shards.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The slots of one lane: as many as it may always use.
+    pub fn share(&self, slots: usize) -> usize {
+        slots.div_ceil(self.lanes.load(Ordering::Relaxed).max(1)).max(1)
+    }
+
+    /// Slots that a lane leaves free when it goes beyond its share: one for each other lane to wake up with, but most of
+    /// them may go to a shard that alone has jobs. `None` where all lanes serve the same queues.
+    pub fn spare(&self, slots: usize) -> Option<usize> {
+        let lanes = self.lanes.load(Ordering::Relaxed);
+        (self.shards.load(Ordering::Relaxed) > 1).then(|| lanes.saturating_sub(1).min(slots / 4))
+    }
 }
 
 /// What the lanes of one process share.
@@ -62,8 +85,12 @@ pub struct Shared {
     pub readiness: Readiness,
     /// Wakes lanes that have nothing to do: there is more than one of them can take.
     pub wake: Notify,
+    /// Tells lanes without room that another has left slots free that it does not need: once a cycle, not once a job.
+    pub freed: Notify,
     /// One a lane: it has obeyed `quiet` and holds nothing.
     pub drained: Mutex<Vec<bool>>,
+    /// How the slots are shared out.
+    pub shares: Shares,
     /// Knows why the handler died, where somebody can tell.
     pub coroner: Option<Coroner>,
     /// Wakes the heartbeat: its record has something to tell before its time.
@@ -73,6 +100,16 @@ pub struct Shared {
 }
 
 impl Shared {
+    /// The slots of one lane: as many as it may always use.
+    pub fn share(&self) -> usize {
+        self.shares.share(self.slots.total() as usize)
+    }
+
+    /// Slots that a lane leaves free when it goes beyond its share.
+    pub fn spare(&self) -> Option<usize> {
+        self.shares.spare(self.slots.total() as usize)
+    }
+
     /// The breaker of a queue.
     pub fn breaker(&self, queue: usize) -> std::sync::MutexGuard<'_, Breaker> {
         self.breakers[queue].lock().unwrap_or_else(PoisonError::into_inner)
@@ -106,13 +143,13 @@ impl Shared {
         self.presence.as_ref().is_some_and(|presence| presence.is_paused(queue))
     }
 
-    /// The states of all breakers as records hold them: `high=open low=closed`.
-    pub fn breaker_states(&self, names: &[String]) -> String {
+    /// The verdicts of the breakers as records hold them: `high=open low=closed`. One that has none says nothing.
+    pub fn breaker_verdicts(&self, names: &[String]) -> String {
         let now = Instant::now();
-        let states: Vec<_> = (0..self.breakers.len()).map(|queue| self.breaker(queue).state(now)).collect();
-        let words: Vec<_> =
-            names.iter().zip(&states).map(|(name, state)| format!("{name}={}", state.as_str())).collect();
-        words.join(" ")
+        let verdict = |(queue, name): (usize, &String)| {
+            self.breaker(queue).verdict(now).map(|state| format!("{name}={}", state.as_str()))
+        };
+        names.iter().enumerate().filter_map(verdict).collect::<Vec<_>>().join(" ")
     }
 
     /// A run of a job of this queue ended: counts for its breaker. While it is half-open only the probe's does, not
@@ -120,10 +157,15 @@ impl Shared {
     pub fn sampled(&self, queue: usize, ok: bool, probe: bool) {
         let now = Instant::now();
         let mut breaker = self.breaker(queue);
-        if (probe || breaker.state(now) != breaker::State::HalfOpen) && breaker.record(ok, now) {
-            let state = breaker.state(now);
-            drop(breaker);
+        let before = breaker.verdict(now);
+        let changed = (probe || breaker.state(now) != breaker::State::HalfOpen) && breaker.record(ok, now);
+        let (state, judged) = (breaker.state(now), breaker.verdict(now) != before);
+        drop(breaker);
+        if changed {
             self.breaker_changed(queue, state);
+        } else if judged {
+            // The operator may be waiting for the first verdict before it starts more workers.
+            self.news.send_replace(());
         }
     }
 

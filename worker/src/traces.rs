@@ -224,7 +224,7 @@ pub const fn outcome_word(outcome: &Outcome) -> &'static str {
         Outcome::Discard(_) => "discarded",
         Outcome::Kill(_) => "killed",
         Outcome::HandlerDied(_) => "interrupted",
-        Outcome::HandlerUnavailable(_) => "unavailable",
+        Outcome::HandlerUnavailable(_) | Outcome::PutOff(..) => "unavailable",
         Outcome::Released => "released",
     }
 }

@@ -328,6 +328,10 @@ pub struct Api {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "duration")]
     pub body_timeout: Option<Duration>,
+    /// How long a client may take to read an answer of more than 1 KiB; then its connection is closed. Not set: 30s.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "duration")]
+    pub answer_timeout: Option<Duration>,
     /// Connections that a pod has open at once; others wait to be accepted. Not set: 1024.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 100_000))]
@@ -337,6 +341,10 @@ pub struct Api {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "duration")]
     pub drain_delay: Option<Duration>,
+    /// What each pod of the API asks for and may use. Not set: a memory limit that goes with `bodyLimit`, 256Mi for 1 MiB;
+    /// a lower one is refused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resources: Option<Resources>,
     /// A partial pod template that is merged into the API's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "pod_template")]

@@ -1,19 +1,17 @@
 //! Carries out what was built: server-side apply, only where something differs, never on somebody else's objects.
-use std::collections::{BTreeMap, HashMap};
-use std::sync::{Mutex, PoisonError};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, Preconditions};
+use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams};
 use kube::core::{ApiResource, GroupVersionKind};
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 
-use super::build::{self, Child, Children, DEPLOYMENT, Kind, POD, STATEFUL_SET, VOLUME_CLAIM};
+use super::build::{self, Child, Children, DEPLOYMENT, Kind, POD, VOLUME_CLAIM};
+use super::difference::is_satisfied;
 use super::names::{HASH, Names};
 use super::obstacle::obstacle;
-use super::quantity;
-use super::redis_pod;
 use super::resolve::Resolved;
 use super::rolling::{self, is_upgrade};
 use super::rollout::Rollout;
@@ -27,80 +25,8 @@ pub const SCALER: &str = "jobqueue-scaler";
 
 /// Pods of the HTTP API where nobody says how many.
 const NEW_REPLICAS: i64 = 2;
-/// What was refused is asked for again after this long, then after twice as long, and so on.
-const ASK_AGAIN: Duration = Duration::from_secs(30);
-/// But at least this often.
-const ASK_AGAIN_AT_LEAST: Duration = Duration::from_secs(300);
 /// How often pods that do not start are looked at: nobody tells when their reason changes.
 const STARTING: Duration = Duration::from_secs(10);
-
-/// What was there when an object was last found as it should be: its hash and its version.
-#[derive(Default)]
-pub struct Settled(Mutex<HashMap<String, (String, String)>>);
-
-impl Settled {
-    fn is(&self, id: &str, hash: &str, version: &str) -> bool {
-        let settled = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        settled.get(id).is_some_and(|(of, at)| of == hash && at == version)
-    }
-
-    fn note(&self, id: String, hash: &str, version: String) {
-        let mut settled = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        settled.insert(id, (hash.to_owned(), version));
-    }
-
-    /// Forgets the objects of a queue that is gone.
-    pub fn forget(&self, namespace: &str, queue: &str) {
-        let mut settled = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        settled.retain(|id, _| !is_of(id, namespace, queue));
-    }
-}
-
-/// What the API server has refused, and will again: a queue that waits for somebody to change something must not write
-/// meanwhile. What decides may also be a webhook or a quota that nobody tells us of, so it is tried again, ever more rarely.
-#[derive(Default)]
-pub struct Refused(Mutex<HashMap<String, Refusal>>);
-
-struct Refusal {
-    /// What was asked for, and in place of what.
-    asked: (String, String),
-    reason: &'static str,
-    message: String,
-    times: u32,
-    until: Instant,
-}
-
-impl Refused {
-    /// Why it is not worth asking for this again now.
-    fn still(&self, id: &str, asked: &(String, String), now: Instant) -> Option<Error> {
-        let refused = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let refusal = refused.get(id).filter(|one| one.asked == *asked && now < one.until)?;
-        Some(Error::Stalled { reason: refusal.reason, message: refusal.message.clone() })
-    }
-
-    /// Notes how it went.
-    fn note(&self, id: &str, asked: (String, String), error: Option<&Error>, now: Instant) {
-        let mut refused = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = refused.remove(id).filter(|before| before.asked == asked);
-        if let Some(error) = error.filter(|error| error.is_stalled()) {
-            let times = before.map_or(0, |before| before.times + 1).min(10);
-            let until = now + ASK_AGAIN.saturating_mul(1 << times).min(ASK_AGAIN_AT_LEAST);
-            let (reason, message) = (error.reason(), error.to_string());
-            refused.insert(id.to_owned(), Refusal { asked, reason, message, times, until });
-        }
-    }
-
-    /// Forgets the objects of a queue that is gone.
-    pub fn forget(&self, namespace: &str, queue: &str) {
-        let mut refused = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        refused.retain(|id, _| !is_of(id, namespace, queue));
-    }
-}
-
-/// Whether an object is one of a queue's, by its [`id`].
-fn is_of(id: &str, namespace: &str, queue: &str) -> bool {
-    id.contains(&format!("/{namespace}/{queue}-")) || id.ends_with(&format!("/{namespace}/{queue}"))
-}
 
 /// The live objects that the status speaks of.
 #[derive(Debug, Default)]
@@ -162,9 +88,9 @@ impl Context {
         for child in [api_service, api_disruption_budget, api_network_policy, disruption_budget] {
             self.apply_child(queue, child).await?;
         }
-        if self.pod_monitors {
+        if resolved.pod_monitors {
             match self.apply_child(queue, pod_monitor).await {
-                // The kind was there when this process started, and has been removed since. (Such an answer has no reason,
+                // The kind was there when it was last asked for, and has been removed since. (Such an answer has no reason,
                 // only a code.)
                 Err(Error::Kube(kube::Error::Api(status))) if status.code == 404 => {}
                 answer => drop(answer?),
@@ -215,7 +141,7 @@ impl Context {
         self.reconcile_child(queue, &api, child, live).await
     }
 
-    async fn reconcile_child(
+    pub(super) async fn reconcile_child(
         &self,
         queue: &JobQueue,
         api: &Api<DynamicObject>,
@@ -346,42 +272,6 @@ impl Context {
         Ok(serde_json::to_value(scaled).unwrap_or_default())
     }
 
-    /// The managed Redis: its image stays what it was created with, whatever the operator was upgraded to.
-    async fn apply_redis(&self, queue: &JobQueue, child: &Child) -> Result<Option<Value>, Error> {
-        let api = self.dynamic(&STATEFUL_SET, queue);
-        let live = api.get_opt(&child.name).await?;
-        let mut child = child.clone();
-        if child.object.is_none() {
-            return self.reconcile_child(queue, &api, &child, live).await;
-        }
-        let pods = self.dynamic(&POD, queue);
-        let pod = pods.get_opt(&format!("{}-0", child.name)).await?;
-        let pod = pod.and_then(|pod| serde_json::to_value(pod).ok());
-        let chosen = queue.spec.redis.as_ref().and_then(|redis| redis.managed.as_ref()?.image.as_ref());
-        // A Redis that never answered has no jobs to be careful with: its image may have been a bad one.
-        let answered = queue.status.as_ref().is_some_and(|status| !status.queues.is_empty());
-        let kept = answered || pod.as_ref().is_none_or(|pod| !redis_pod::is_stuck(pod));
-        if let (Some(live), Some(object), None, true) = (&live, child.object.as_mut(), chosen, kept) {
-            let image = &live.data["spec"]["template"]["spec"]["containers"][0]["image"];
-            if image.is_string() {
-                object["spec"]["template"]["spec"]["containers"][0]["image"] = image.clone();
-            }
-        }
-        let applied = self.reconcile_child(queue, &api, &child, live).await?;
-        let why = applied.as_ref().zip(pod.as_ref()).and_then(|(set, pod)| redis_pod::outdated(set, pod));
-        if let (Some(why), Some(pod)) = (why, pod) {
-            let name = pod["metadata"]["name"].as_str().unwrap_or_default();
-            let uid = pod["metadata"]["uid"].as_str().map(str::to_owned);
-            tracing::info!(name, reason = why, "Replacing the pod of Redis");
-            let exactly = Preconditions { uid, resource_version: None };
-            match pods.delete(name, &DeleteParams::default().preconditions(exactly)).await {
-                Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => {}
-                answer => drop(answer?),
-            }
-        }
-        Ok(applied)
-    }
-
     /// Makes an object that stays when its queue goes: an earlier one of the same queue is used again.
     pub async fn create_kept(
         &self,
@@ -452,7 +342,8 @@ fn fixed(kind: &Kind, live: Option<&DynamicObject>, error: Error) -> Error {
     }
     let size = live.data["spec"]["resources"]["requests"]["storage"].as_str().unwrap_or_default();
     let message = format!(
-        "the volume of the managed Redis cannot be changed: {}; set spec.redis.managed.storage.size back to {size}, or have the          volume's StorageClass allow it to grow",
+        "the volume of the managed Redis cannot be changed: {}; set spec.redis.managed.storage.size back to {size}, or have the \
+         volume's StorageClass allow it to grow",
         status.message
     );
     Error::stalled("VolumeUnchangeable", message)
@@ -517,40 +408,6 @@ fn unclaimed_replicas(live: Option<&DynamicObject>) -> Option<i64> {
     Some(asked_for.filter(|replicas| *replicas > 0).unwrap_or(NEW_REPLICAS))
 }
 
-/// Whether the live object says everything that is desired; what else it says is not ours.
-pub fn is_satisfied(desired: &Value, live: &Value) -> bool {
-    match (desired, live) {
-        (Value::Object(desired), Value::Object(live)) => {
-            desired.iter().all(|(name, value)| match (name.as_str(), live.get(name)) {
-                (_, None) => is_nothing(value),
-                ("requests" | "limits", Some(live)) => quantity::are_satisfied(value, live),
-                (_, Some(live)) => is_satisfied(value, live),
-            })
-        }
-        (Value::Array(desired), Value::Array(live)) => {
-            let by_name = |entry: &Value| entry.get("name").cloned();
-            desired.len() == live.len()
-                && desired.iter().zip(live).all(|(desired, at)| match by_name(desired) {
-                    Some(name) => live
-                        .iter()
-                        .any(|live| by_name(live) == Some(name.clone()) && is_satisfied(desired, live)),
-                    None => is_satisfied(desired, at),
-                })
-        }
-        _ => desired == live,
-    }
-}
-
-/// Kubernetes drops empty objects and lists.
-fn is_nothing(value: &Value) -> bool {
-    match value {
-        Value::Null => true,
-        Value::Object(fields) => fields.is_empty(),
-        Value::Array(entries) => entries.is_empty(),
-        _ => false,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -603,88 +460,23 @@ mod tests {
         assert_ne!(version(&live(&json!({ "ours": "1" }), &json!({})), &desired), before);
     }
 
-    fn refusal(code: u16, message: &str) -> Error {
-        let status = json!({ "status": "Failure", "code": code, "message": message, "reason": "" });
-        Error::Kube(kube::Error::Api(serde_json::from_value(status).unwrap()))
-    }
-
-    #[test]
-    fn what_was_refused_is_asked_for_ever_more_rarely_and_at_once_when_something_has_changed() {
-        let (refused, start) = (Refused::default(), Instant::now());
-        let asked = |what: &str, of: &str| (what.to_owned(), of.to_owned());
-        let at = |seconds| start + Duration::from_secs(seconds);
-        let (mut now, mut tries) = (0, Vec::new());
-        while now < 1500 {
-            if refused.still("id", &asked("a", "1"), at(now)).is_none() {
-                refused.note("id", asked("a", "1"), Some(&refusal(422, "no")), at(now));
-                tries.push(now);
-            }
-            now += 30;
-        }
-        assert_eq!(tries, [0, 30, 90, 210, 450, 750, 1050, 1350]);
-        let told = refused.still("id", &asked("a", "1"), at(1400)).unwrap();
-        assert_eq!((told.to_string(), told.reason()), (refusal(422, "no").to_string(), "ApiError"));
-        assert!(refused.still("id", &asked("b", "1"), at(1400)).is_none(), "another spec");
-        assert!(
-            refused.still("id", &asked("a", "2"), at(1400)).is_none(),
-            "somebody changed the live object"
-        );
-        refused.note("id", asked("a", "1"), Some(&refusal(500, "later")), at(1400));
-        assert!(refused.still("id", &asked("a", "1"), at(1400)).is_none(), "that was no refusal");
-    }
-
     #[test]
     fn a_volume_that_cannot_grow_is_told_by_the_field_that_asks_for_it() {
         let claim = json!({ "metadata": {}, "spec": { "resources": { "requests": { "storage": "1Gi" } } } });
         let claim: DynamicObject = serde_json::from_value(claim).unwrap();
         let refused = "only dynamically provisioned pvc can be resized";
         for code in [403, 422] {
-            let error = fixed(&VOLUME_CLAIM, Some(&claim), refusal(code, refused));
+            let error = fixed(&VOLUME_CLAIM, Some(&claim), Error::refusal(code, refused));
             assert!(error.is_stalled());
-            let told = error.to_string();
-            assert!(told.contains("spec.redis.managed.storage.size back to 1Gi"), "{told}");
+            let told = "the volume of the managed Redis cannot be changed: only dynamically provisioned pvc can be resized; set \
+                        spec.redis.managed.storage.size back to 1Gi, or have the volume's StorageClass allow it to grow";
+            assert_eq!(error.to_string(), told);
         }
-        let no_right = refusal(403, "User \"x\" cannot patch resource \"persistentvolumeclaims\"");
+        let no_right = Error::refusal(403, "User \"x\" cannot patch resource \"persistentvolumeclaims\"");
         assert!(!fixed(&VOLUME_CLAIM, Some(&claim), no_right).is_stalled(), "a right may still be given");
         assert!(
-            !fixed(&VOLUME_CLAIM, None, refusal(403, "exceeded quota")).is_stalled(),
+            !fixed(&VOLUME_CLAIM, None, Error::refusal(403, "exceeded quota")).is_stalled(),
             "there is none yet"
         );
-    }
-
-    #[test]
-    fn what_others_add_is_no_difference() {
-        let desired = json!({ "spec": { "replicas": 1, "containers": [{ "name": "worker", "env": [] }] } });
-        let live = json!({ "spec": { "replicas": 1, "more": true, "containers": [{ "name": "worker", "image": "x" }] } });
-        assert!(is_satisfied(&desired, &live));
-    }
-
-    #[test]
-    fn a_changed_or_missing_field_is_a_difference() {
-        let desired = json!({ "spec": { "containers": [{ "name": "worker", "image": "x" }] } });
-        for live in [
-            json!({ "spec": { "containers": [{ "name": "worker", "image": "y" }] } }),
-            json!({ "spec": { "containers": [{ "name": "other", "image": "x" }] } }),
-            json!({ "spec": { "containers": [{ "name": "worker", "image": "x" }, { "name": "extra" }] } }),
-            json!({ "spec": {} }),
-        ] {
-            assert!(!is_satisfied(&desired, &live), "{live}");
-        }
-    }
-
-    #[test]
-    fn amounts_are_compared_by_what_they_are() {
-        let claim = |size: &str| json!({ "spec": { "resources": { "requests": { "storage": size } } } });
-        assert!(is_satisfied(&claim("1024Mi"), &claim("1Gi")));
-        assert!(!is_satisfied(&claim("1G"), &claim("1Gi")));
-        // What is no amount is text.
-        let value = |text: &str| json!({ "env": [{ "name": "SIZE", "value": text }] });
-        assert!(!is_satisfied(&value("1024Mi"), &value("1Gi")));
-    }
-
-    #[test]
-    fn lists_of_named_things_have_no_order() {
-        let desired = json!([{ "name": "a", "v": 1 }, { "name": "b", "v": 2 }]);
-        assert!(is_satisfied(&desired, &json!([{ "name": "b", "v": 2 }, { "name": "a", "v": 1 }])));
     }
 }

@@ -15,11 +15,12 @@ use kube::runtime::reflector::ObjectRef;
 
 use super::apply::Applied;
 use super::build::{Children, is_managed};
+use super::identity::is_gone;
 use super::left_behind::{is_same_place, served, session, taken_out};
 use super::resolve::Resolved;
 use super::rollout::Rollout;
 use super::status::{owner_name, reason};
-use super::{Context, Error, is_gone};
+use super::{Context, Error};
 use crate::api::v1alpha1::{JobQueue, Protocol};
 use crate::observer::{Asked, Remedy, Target, Trouble, claimed_keys, is_same_owner};
 

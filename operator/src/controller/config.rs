@@ -103,7 +103,7 @@ fn tree(queue: &JobQueue, resolved: &Resolved) -> Value {
         }
     }
     if let Some(api) = api {
-        tree.take("api", api, &["replicas", "token_secret_ref", "template"]);
+        tree.take("api", api, &["replicas", "token_secret_ref", "resources", "template"]);
         tree.set("api.port", API_PORT);
         if api.drain_delay.is_none() {
             let half = worker.drain_timeout.get() / 2;

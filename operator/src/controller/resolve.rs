@@ -128,7 +128,7 @@ impl Resolved {
             redis_secret,
             handler_secret,
             api_secret,
-            pod_monitors: context.pod_monitors,
+            pod_monitors: context.pod_monitors.are_known(&context.client).await,
         })
     }
 }

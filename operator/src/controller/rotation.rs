@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use super::build::{SECRET, users_acl};
 use super::names::Names;
 use super::resolve::SecretData;
-use super::{Context, Error};
+use super::{Context, Error, managed_redis};
 use crate::api::v1alpha1::JobQueue;
 use crate::observer::Target;
 
@@ -107,7 +107,7 @@ impl Context {
             Step::Rest => return Ok(None),
             Step::Wait(left) => return Ok(Some(*left)),
             Step::Prepare => {
-                let next = super::generated_password();
+                let next = managed_redis::generated_password();
                 json!({ "stringData": { "next": next, "users.acl": users_acl(&[&text("password"), &next]) } })
             }
             Step::Switch => {

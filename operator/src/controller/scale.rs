@@ -16,7 +16,7 @@ use super::names::Names;
 use super::rollout::Rollout;
 use super::{Context, Error};
 use crate::api::v1alpha1::JobQueue;
-use crate::drain::{self, COST, DRAINING, DRAINING_COST};
+use crate::drain::{self, COST, DRAINING, DRAINING_COST, Mark, RESTED_COST};
 use crate::observer::{Asked, Carried, Scale, Wish};
 use crate::pods::{self, Pod};
 
@@ -58,24 +58,37 @@ impl Context {
         let namespace = wish.queue.namespace.clone().unwrap_or_default();
         let api: Api<JobQueue> = Api::namespaced(self.client.clone(), &namespace);
         let Some(queue) = api.get_opt(&wish.queue.name).await? else { return Ok(Carried::default()) };
-        let draining = wish.marks.iter().filter(|(_, word)| word.is_some()).count();
-        for (pod, word) in &wish.marks {
-            self.mark(&queue, pod, word.as_deref()).await?;
+        // The number first: whatever it is, `change` looks at the marks that are there, and more workers must not wait for
+        // a pod that somebody does not let us write to.
+        let mut carried = match &wish.scale {
+            Some(scale) => self.change(&queue, scale).await?,
+            None => Carried::default(),
+        };
+        let mut draining = 0;
+        for (pod, mark) in &wish.marks {
+            match self.mark(&queue, pod, mark).await {
+                Ok(()) => draining += usize::from(matches!(mark, Mark::Draining(_))),
+                Err(error) => {
+                    tracing::warn!(namespace, jobqueue = wish.queue.name, pod, error = %error, "Could not mark a pod");
+                    carried.failed = true;
+                }
+            }
         }
         if draining > 0 {
             let note = format!("{draining} workers take no more jobs and go when theirs are done");
             self.publish(&queue, EventType::Normal, "Draining", "Scale", note).await;
         }
-        match &wish.scale {
-            Some(scale) => self.change(&queue, scale).await,
-            None => Ok(Carried::default()),
-        }
+        Ok(carried)
     }
 
-    /// Says of a pod that it drains, or that it does not any more.
-    async fn mark(&self, queue: &JobQueue, pod: &str, word: Option<&str>) -> Result<(), Error> {
-        let cost = word.map(|_| DRAINING_COST);
-        let patch = json!({ "metadata": { "annotations": { DRAINING: word, COST: cost } } });
+    /// Says of a pod that it drains, that it has come to rest, or that it works again.
+    async fn mark(&self, queue: &JobQueue, pod: &str, mark: &Mark) -> Result<(), Error> {
+        let annotations = match mark {
+            Mark::Draining(word) => json!({ DRAINING: word, COST: DRAINING_COST }),
+            Mark::Rested(word) => json!({ DRAINING: word, COST: RESTED_COST }),
+            Mark::Working => json!({ DRAINING: null, COST: null }),
+        };
+        let patch = json!({ "metadata": { "annotations": annotations } });
         self.pace.write().await;
         match self.dynamic(&POD, queue).patch(pod, &PatchParams::default(), &Patch::Merge(&patch)).await {
             Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),

@@ -38,9 +38,20 @@ fn draining(mut worker: Worker) -> Worker {
     worker
 }
 
-/// One that has come to rest, and whose kubelet has noticed.
+/// One that has come to rest, and of which nobody has noticed yet.
+fn rested(worker: Worker) -> Worker {
+    Worker { drained: true, held: 0, ..draining(worker) }
+}
+
+/// One that says that it has come to rest.
+fn marked(mut worker: Worker) -> Worker {
+    worker.pod.annotations_mut().insert(COST.into(), RESTED_COST.into());
+    worker
+}
+
+/// One that has come to rest and says so, and whose kubelet has noticed.
 fn drained(worker: Worker) -> Worker {
-    Worker { drained: true, held: 0, ..unready(draining(worker)) }
+    marked(unready(rested(worker)))
 }
 
 fn of_template(mut worker: Worker, template: &str) -> Worker {
@@ -69,9 +80,11 @@ fn a_worker_goes_only_once_it_has_come_to_rest() {
     let waiting = [busy("a", 3), draining(busy("b", 1))];
     let not_yet = Plan { draining: 1, ..Plan::default() };
     assert_eq!(plan(&waiting, to(2, 1)), not_yet, "it still has a job");
-    let mut rested = draining(busy("b", 0));
-    rested.drained = true;
-    assert_eq!(plan(&[busy("a", 3), rested], to(2, 1)), not_yet, "a could be taken in its place");
+    let ready = marked(rested(busy("b", 0)));
+    assert_eq!(plan(&[busy("a", 3), ready], to(2, 1)), not_yet, "a could be taken in its place");
+    let silent = unready(rested(busy("b", 0)));
+    let to_be_told = Plan { rested: vec!["b".into()], ..not_yet };
+    assert_eq!(plan(&[busy("a", 3), silent], to(2, 1)), to_be_told, "it has to say so first");
     let ready = [busy("a", 3), drained(busy("b", 0))];
     assert_eq!(plan(&ready, to(2, 1)).replicas, Some(1));
 }
@@ -95,8 +108,7 @@ fn an_unready_pod_that_does_not_drain_is_chosen_before_a_ready_one() {
 fn pending_pods_go_first_but_are_told_to_be_quiet_before() {
     let workers = [busy("a", 3), pending(busy("new", 0))];
     assert_eq!(plan(&workers, to(2, 1)), Plan { drain: vec!["new".into()], draining: 1, ..Plan::default() });
-    let mut told = draining(pending(busy("new", 0)));
-    told.drained = true;
+    let told = marked(rested(pending(busy("new", 0))));
     assert_eq!(plan(&[busy("a", 3), told], to(2, 1)).replicas, Some(1));
 }
 
@@ -115,10 +127,47 @@ fn those_that_have_come_to_rest_do_not_wait_for_the_others() {
 }
 
 #[test]
+fn one_that_drains_cannot_be_taken_in_place_of_one_that_rests() {
+    // The last one ran longest, and its app was started again: of two that cost the same it would go first.
+    let mut long = unready(draining(busy("long", 1)));
+    long.pod.metadata.creation_timestamp = None;
+    let silent = unready(rested(busy("b", 0)));
+    let plans = |rested: Worker| plan(&[long.clone(), rested], to(2, 0));
+    assert_eq!(plans(silent.clone()), Plan { rested: vec!["b".into()], draining: 2, ..Plan::default() });
+    assert_eq!(plans(marked(silent)).going, ["b"]);
+}
+
+#[test]
+fn nobody_goes_while_one_that_says_it_rests_works_again() {
+    let awake = || unready(draining(busy("awake", 1)));
+    let workers = |awake| [awake, drained(busy("b", 0)), busy("c", 1)];
+    let told_again = Plan { drain: vec!["awake".into()], draining: 2, ..Plan::default() };
+    assert_eq!(plan(&workers(marked(awake())), to(3, 1)), told_again);
+    assert_eq!(plan(&workers(awake()), to(3, 1)).going, ["b"], "its job may last for hours");
+    let resumed = plan(&workers(marked(awake())), to(3, 3)).resume;
+    assert_eq!(resumed, ["awake", "b"], "nor does it go on saying so");
+}
+
+#[test]
+fn half_a_mark_holds_nobody_up() {
+    // A patch that was written late: the pod works again, and its word is gone.
+    let half = || marked(busy("half", 1));
+    let workers = [half(), drained(busy("b", 0)), busy("c", 1)];
+    let told = plan(&workers, to(3, 2));
+    assert_eq!((&told.resume, &told.replicas), (&vec!["half".to_owned()], &None));
+    let chosen = plan(&workers, to(3, 0));
+    assert!(chosen.drain.contains(&"half".to_owned()) && chosen.resume.is_empty(), "{chosen:?}");
+    assert_eq!(plan(&[half(), busy("c", 1)], to(2, 2)).resume, ["half"]);
+}
+
+#[test]
 fn when_everybody_goes_nobody_can_be_taken_in_anybodys_place() {
-    let mut rested = draining(busy("a", 0));
-    rested.drained = true;
-    assert_eq!(plan(&[rested.clone()], to(1, 0)).replicas, Some(0), "no need to wait for its kubelet");
+    let rested = rested(busy("a", 0));
+    assert_eq!(
+        plan(std::slice::from_ref(&rested), to(1, 0)).replicas,
+        Some(0),
+        "no need to wait for its kubelet"
+    );
     let busy = draining(busy("b", 1));
     assert_eq!(plan(&[rested, busy], to(2, 0)).replicas, None, "b may become unready, and would be taken");
 }
@@ -230,16 +279,26 @@ fn the_order_is_the_replica_sets_own() {
     restarted.pod.status.as_mut().unwrap().container_statuses =
         vec![crate::pods::ContainerStatus { restart_count: 4, ..crate::pods::ContainerStatus::default() }];
     restarted.pod.spec.node_name = Some("second".into());
+    let mut sidecar = unready(busy("sidecar", 0));
+    sidecar.pod.spec.node_name = Some("fourth".into());
+    sidecar.pod.spec.init_containers =
+        vec![crate::pods::InitContainer { name: "app".into(), restart_policy: "Always".into() }];
+    sidecar.pod.status.as_mut().unwrap().init_container_statuses = vec![crate::pods::ContainerStatus {
+        name: "app".into(),
+        restart_count: 1,
+        ..crate::pods::ContainerStatus::default()
+    }];
     let mut cheap = busy("cheap", 0);
     cheap.pod.annotations_mut().insert(COST.into(), "-5".into());
     let mut ill = unready(busy("ill", 0));
     ill.pod.spec.node_name = Some("third".into());
-    let workers = [busy("well", 0), crowded, crowded_too, cheap, ill, restarted, pending(busy("new", 0))];
+    let workers =
+        [busy("well", 0), crowded, crowded_too, cheap, ill, sidecar, restarted, pending(busy("new", 0))];
     let all: Vec<&Worker> = workers.iter().collect();
     let order = uids(&deletion_order(&all, NOW));
-    // Unassigned, then unready (more restarts first), then by cost, then from crowded nodes.
-    assert_eq!(order[..4], ["new", "restarted", "ill", "cheap"]);
-    assert_eq!(order[6], "well", "{order:?}");
+    // Unassigned, then unready (more restarts first, then of sidecars), then by cost, then from crowded nodes.
+    assert_eq!(order[..5], ["new", "restarted", "sidecar", "ill", "cheap"]);
+    assert_eq!(order[7], "well", "{order:?}");
 }
 
 #[test]
@@ -252,20 +311,58 @@ fn ages_count_by_their_magnitude() {
 
 /// Any pod in any state.
 fn any_worker(uid: usize) -> impl Strategy<Value = Worker> {
-    (0u64..4, any::<bool>(), 0u8..5).prop_map(move |(held, ill, state)| {
+    (0u64..4, any::<bool>(), 0u8..8).prop_map(move |(held, ill, state)| {
         let worker = busy(&format!("w{uid}"), held);
         let worker = if ill { unready(worker) } else { worker };
         match state {
             0 => pending(Worker { held: 0, ..worker }),
             1 => draining(worker),
             2 => drained(worker),
+            3 => rested(worker),
+            4 => marked(draining(worker)),
+            5 => marked(worker),
             _ => worker,
         }
     })
 }
 
 proptest! {
-    /// Whatever a ReplicaSet takes of the pods when the plan is carried out, it has come to rest.
+    /// Whoever rests goes as soon as the marks are written that were planned: nothing holds it up that only a job's end could
+    /// change. The exception is somebody who would be taken in its place.
+    #[test]
+    fn marks_are_all_that_anybody_waits_for(
+        workers in (1usize..8).prop_flat_map(|count| (0..count).map(any_worker).collect::<Vec<_>>()),
+        desired in 0i32..8,
+    ) {
+        let current = workers.len();
+        let first = plan(&workers, to(current, desired));
+        let mut written = workers.clone();
+        for worker in &mut written {
+            let uid = worker.uid();
+            let word = worker.word().cloned().unwrap_or_else(|| NOW.to_string());
+            let notes = worker.pod.annotations_mut();
+            if first.drain.contains(&uid) {
+                notes.extend([(DRAINING.into(), word), (COST.into(), DRAINING_COST.into())]);
+            } else if first.rested.contains(&uid) {
+                notes.extend([(DRAINING.into(), word), (COST.into(), RESTED_COST.into())]);
+            } else if first.resume.contains(&uid) {
+                notes.remove(DRAINING);
+                notes.remove(COST);
+            }
+        }
+        let second = plan(&written, to(current, desired));
+        prop_assert!(second.rested.is_empty() && second.resume.is_empty(), "{first:?}, then {second:?}");
+        let chosen = |worker: &&Worker| worker.word().is_some();
+        let first_to_go = {
+            let all: Vec<&Worker> = written.iter().collect();
+            deletion_order(&all, NOW).into_iter().take(current.saturating_sub(usize::try_from(desired).unwrap()))
+                .take_while(|worker| worker.drained && worker.goes_first() && chosen(worker)).count()
+        };
+        prop_assert_eq!(second.going.len().max(first_to_go), second.going.len());
+    }
+
+    /// Whatever a ReplicaSet takes of the pods when the plan is carried out, it has come to rest: by whatever it decides
+    /// between those that cost the same, and also when others turn unready before it does.
     #[test]
     fn nobody_with_a_job_is_ever_taken(
         workers in (1usize..8).prop_flat_map(|count| (0..count).map(any_worker).collect::<Vec<_>>()),
@@ -278,6 +375,11 @@ proptest! {
             let gone = workers.len() - usize::try_from(replicas).unwrap();
             for worker in deletion_order(&all, NOW).iter().take(gone) {
                 prop_assert!(worker.drained && worker.held == 0, "{} of {plan:?}", worker.uid());
+            }
+            let key = |worker: &Worker| (worker.standing(), worker.cost());
+            let last = deletion_order(&all, NOW).into_iter().take(gone).map(key).max();
+            for other in workers.iter().filter(|worker| !worker.drained) {
+                prop_assert!(last < Some(key(&unready(other.clone()))), "{} of {plan:?}", other.uid());
             }
             prop_assert!(replicas >= desired);
         }

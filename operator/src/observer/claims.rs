@@ -151,7 +151,9 @@ mod tests {
             ("sidekiq", "", false),
         ] {
             let observer =
-                Observer::new(unbounded().0, unbounded().0, Pods::default(), |_| async { false }.boxed());
+                Observer::new(unbounded().0, unbounded().0, unbounded().0, Pods::default(), |_| {
+                    async { false }.boxed()
+                });
             let queue =
                 JobQueue::new("orders", serde_json::from_value(json!({ "protocol": protocol })).unwrap());
             let config = Config::from_value(json!({ "protocol": protocol })).unwrap().config;

@@ -115,7 +115,8 @@ impl Figures {
     }
 }
 
-/// What the processes that serve a queue say of its breaker: it is open where at least half of them say so.
+/// What the processes that serve a queue say of its breaker: it is open where at least half of those say so that have run
+/// enough of its jobs to say anything.
 pub(super) fn breakers(lanes: &[LaneSnapshot]) -> BTreeMap<&str, bool> {
     let mut said: BTreeMap<&str, BTreeMap<&str, bool>> = BTreeMap::new();
     for lane in lanes {

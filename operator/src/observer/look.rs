@@ -11,13 +11,14 @@ use super::away::Away;
 use super::claims::CLAIM_AGAIN;
 use super::figures::{Figures, breakers};
 use super::{
-    INTERVAL, LONGEST_BACKOFF, Observation, Observer, Remedy, Scale, Sessions, Target, Trouble, Watched,
-    Wish, end_unused, slim,
+    ASK_AGAIN, INTERVAL, LONG_WELL, LONGEST_BACKOFF, Observation, Observer, Remedy, Scale, Sessions, Target,
+    Trouble, Watched, Wish, end_unused, slim,
 };
 use crate::api::v1alpha1::{JobQueue, ScalingMode};
 use crate::autoscaler::{Decision, History, Inputs, Seen, decide};
-use crate::drain::{self, Plan, Situation, Worker};
+use crate::drain::{self, Mark, Plan, Situation, Worker};
 use crate::pods::Pod;
+use crate::rescue::Unheard;
 
 /// Figures alone are worth a reconcile this often at most.
 const FIGURES_INTERVAL: Duration = Duration::from_secs(30);
@@ -191,6 +192,7 @@ impl Observer {
                 now.figures.open = (0..now.figures.waiting.len()).map(is_open).collect();
             }
         }
+        self.ask_for_unheard(queue, watched);
         let decision = decision(watched, &now, || Some(self.0.pods.of(queue)?.0));
         // Workers go long after it was decided that they are too many; the reason is that of the decision.
         let decision = match (decision, watched.decided.take()) {
@@ -216,6 +218,22 @@ impl Observer {
             self.tell(queue);
         }
         decision
+    }
+
+    /// Has those pods asked for that hold lanes and that nobody has heard of: they went while no operator looked.
+    fn ask_for_unheard(&self, queue: &ObjectRef<JobQueue>, watched: &mut Watched) {
+        let Watched { lanes, target, unheard, .. } = watched;
+        let bound = target.grace.max(LONG_WELL).as_secs();
+        let moment = jiff::Timestamp::now().as_second() - i64::try_from(bound).unwrap_or(i64::MAX);
+        let Ok(moment) = jiff::Timestamp::from_second(moment) else { return };
+        let ours = lanes.iter().filter(|lane| lane.jobqueue_uid == target.uid && !lane.pod_uid.is_empty());
+        let mut uids = self.0.pods.unheard_of(queue, ours.map(|lane| &lane.pod_uid), moment);
+        unheard.retain(|uid, at| uids.contains(uid) && at.elapsed() < ASK_AGAIN);
+        uids.retain(|uid| !unheard.contains_key(uid));
+        if !uids.is_empty() {
+            unheard.extend(uids.iter().map(|uid| (uid.clone(), Instant::now())));
+            let _ = self.0.unheard.unbounded_send(Unheard { queue: queue.clone(), uids });
+        }
     }
 
     /// Goes towards a number of workers: up at once, down as far as nobody is interrupted.
@@ -251,9 +269,7 @@ impl Observer {
         if conflict {
             // Two that serve the same lists by different rules would ruin each other's jobs: they go at once.
             plan.replicas = (decision.replicas < current).then_some(decision.replicas);
-        } else if known
-            && (decision.replicas < current || workers.iter().any(|worker| worker.word().is_some()))
-        {
+        } else if known && (decision.replicas < current || workers.iter().any(Worker::is_marked)) {
             // Of a Redis that does not answer nobody is known to rest: more workers can come all the same, and those whose
             // time is up can go.
             if let Err(error) = hush(&target, &mut workers, sessions).await {
@@ -297,13 +313,15 @@ impl Observer {
         scale: Option<Scale>,
         now_ms: u64,
     ) {
-        let named = |uids: &[String], word: Option<&String>| {
+        let named = |uids: &[String], mark: &dyn Fn(String) -> Mark| {
             let of = |uid: &String| workers.iter().find(|worker| worker.uid() == *uid);
-            let names = uids.iter().filter_map(|uid| Some(of(uid)?.pod.name_any()));
-            names.map(|name| (name, word.cloned())).collect::<Vec<_>>()
+            let word = |worker: &Worker| worker.word().cloned().unwrap_or_else(|| now_ms.to_string());
+            let marked = uids.iter().filter_map(of).map(|worker| (worker.pod.name_any(), mark(word(worker))));
+            marked.collect::<Vec<_>>()
         };
-        let mut marks = named(&plan.drain, Some(&now_ms.to_string()));
-        marks.extend(named(&plan.resume, None));
+        let mut marks = named(&plan.drain, &Mark::Draining);
+        marks.extend(named(&plan.rested, &Mark::Rested));
+        marks.extend(named(&plan.resume, &|_| Mark::Working));
         let mut state = self.state();
         let Some(watched) = state.queues.get_mut(queue) else { return };
         let mut turned = false;
@@ -370,8 +388,8 @@ fn decision(
     Some(decide(&seen, history, &target.scaling, target.concurrency, target.manual))
 }
 
-/// Finds out which breakers are open: as the workers say, and where none of them speaks of it (they are gone) as they said
-/// last, for one cooldown. That is kept in Redis, so that the next leader knows it too.
+/// Finds out which breakers are open: as the workers say, and where none of them speaks of it (they are gone, or
+/// new) as they said last, for one cooldown. That is kept in Redis, so that the next leader knows it too.
 async fn remember_breakers(session: &mut Session, cooldown: Duration, look: &mut Look) {
     let names: Vec<String> = session.keys.queues.iter().map(|queue| queue.name.clone()).collect();
     let said = breakers(&look.lanes);

@@ -23,8 +23,8 @@ const CENTRAL: Duration = Duration::from_secs(15);
 const CENTRAL_AGAIN: Duration = Duration::from_secs(5);
 /// A queue without lanes is searched for lists that nobody claims this often.
 const AUDIT: Duration = Duration::from_secs(60);
-/// Why the app beside a worker died is told for this long.
-const TOLD: Duration = Duration::from_secs(10);
+/// Why the app beside a worker died is told for as long as the worker asks: the next death may have another cause.
+const TOLD: Duration = Duration::from_secs(3);
 
 /// What is remembered of one shard.
 struct Tended {
@@ -309,7 +309,9 @@ mod tests {
     use crate::pods::Pods;
 
     fn observer() -> Observer {
-        Observer::new(unbounded().0, unbounded().0, Pods::default(), |_| async { false }.boxed())
+        Observer::new(unbounded().0, unbounded().0, unbounded().0, Pods::default(), |_| {
+            async { false }.boxed()
+        })
     }
 
     fn death(queue: &ObjectRef<JobQueue>, pod: &str, app: bool) -> Death {

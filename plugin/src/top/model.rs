@@ -73,9 +73,13 @@ pub enum Overlay {
         queue: Key,
         /// Nothing yet: they are being read.
         letters: Option<Result<Vec<Letter>, String>>,
-        /// The first line that is shown.
-        from: usize,
+        /// The one that is selected.
+        at: usize,
+        /// Whether that one is shown whole.
+        whole: bool,
     },
+    /// The workers of the selected queue, whole, from this one on.
+    Workers(usize),
 }
 
 /// What a key asks for beyond the view.
@@ -254,16 +258,21 @@ impl Model {
                     None
                 }
             },
-            Overlay::Dead { queue, letters, from } => {
+            Overlay::Dead { queue, letters, at, whole } => {
                 let count = letters.as_ref().and_then(|read| read.as_ref().ok()).map_or(0, Vec::len);
-                let from = match pressed.code {
-                    KeyCode::Down | KeyCode::Char('j') => (from + 1).min(count.saturating_sub(1)),
-                    KeyCode::Up | KeyCode::Char('k') => from.saturating_sub(1),
-                    KeyCode::PageDown => (from + 10).min(count.saturating_sub(1)),
-                    KeyCode::PageUp => from.saturating_sub(10),
-                    _ => return None,
+                let (at, whole) = match (pressed.code, scrolled(pressed.code, at, count)) {
+                    (KeyCode::Enter, _) => (at, !whole && count > 0),
+                    (_, Some(at)) => (at, whole),
+                    // Back to the list.
+                    (_, None) if whole => (at, false),
+                    (_, None) => return None,
                 };
-                self.overlay = Overlay::Dead { queue, letters, from };
+                self.overlay = Overlay::Dead { queue, letters, at, whole };
+                None
+            }
+            Overlay::Workers(from) => {
+                let count = self.live.as_ref().map_or(0, |live| live.processes.len());
+                self.overlay = Overlay::Workers(scrolled(pressed.code, from, count)?);
                 None
             }
         }
@@ -294,13 +303,28 @@ impl Model {
             }
             KeyCode::Char('d') => {
                 let queue = self.selected.clone()?;
-                self.overlay = Overlay::Dead { queue: queue.clone(), letters: None, from: 0 };
+                self.overlay = Overlay::Dead { queue: queue.clone(), letters: None, at: 0, whole: false };
                 return Some(Wish::Dead(queue));
             }
+            KeyCode::Enter => self.overlay = Overlay::Workers(0),
             _ => {}
         }
         None
     }
+}
+
+/// Where a key goes in a list of so many; nothing if it goes nowhere.
+fn scrolled(code: KeyCode, at: usize, count: usize) -> Option<usize> {
+    let last = count.saturating_sub(1);
+    Some(match code {
+        KeyCode::Down | KeyCode::Char('j') => (at + 1).min(last),
+        KeyCode::Up | KeyCode::Char('k') => at.saturating_sub(1),
+        KeyCode::PageDown => (at + 10).min(last),
+        KeyCode::PageUp => at.saturating_sub(10),
+        KeyCode::Home | KeyCode::Char('g') => 0,
+        KeyCode::End | KeyCode::Char('G') => last,
+        _ => return None,
+    })
 }
 
 /// Namespace and name.
@@ -372,9 +396,28 @@ mod tests {
         for _ in 0..9 {
             press(&mut model, 'j');
         }
-        assert!(matches!(model.overlay, Overlay::Dead { from: 2, .. }), "{:?}", model.overlay);
+        assert!(matches!(model.overlay, Overlay::Dead { at: 2, .. }), "{:?}", model.overlay);
+        model.press(KeyEvent::from(KeyCode::Enter));
+        press(&mut model, 'k');
+        assert!(matches!(model.overlay, Overlay::Dead { at: 1, whole: true, .. }), "{:?}", model.overlay);
+        assert_eq!(press(&mut model, 'q'), None, "it leaves the letter, not the list");
+        assert!(matches!(model.overlay, Overlay::Dead { whole: false, .. }), "{:?}", model.overlay);
         assert_eq!(press(&mut model, 'q'), None, "it leaves the letters, not the program");
         assert_eq!(press(&mut model, 'q'), Some(Wish::Quit));
+    }
+
+    #[test]
+    fn the_workers_are_shown_whole_and_scrolled() {
+        let mut model = model();
+        let processes = vec![crate::live::Process::default(); 30];
+        model.heard_live(&("a".into(), "x".into()), Ok(Some(Stats { processes, ..Stats::default() })));
+        model.press(KeyEvent::from(KeyCode::Enter));
+        model.press(KeyEvent::from(KeyCode::PageDown));
+        press(&mut model, 'j');
+        assert_eq!(model.overlay, Overlay::Workers(11));
+        press(&mut model, 'G');
+        assert_eq!(model.overlay, Overlay::Workers(29));
+        assert_eq!((press(&mut model, 'q'), &model.overlay), (None, &Overlay::None));
     }
 
     #[test]

@@ -10,9 +10,11 @@ use unicode_width::UnicodeWidthStr as _;
 use super::model::{Model, Overlay, key};
 use crate::figures::{Figures, or_dash};
 use crate::live::{Letter, Process};
-use crate::table::{self, Tone, age, shown, since, since_text};
+use crate::table::{self, Tone, age, shown, since, since_text, whole};
 
 const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+/// From here on there is room for what can be missed.
+const WIDE: u16 = 110;
 /// Below this the lower parts would have no line.
 const SMALLEST: (u16, u16) = (60, 16);
 
@@ -40,7 +42,7 @@ pub fn render(frame: &mut Frame, model: &Model, now: Timestamp) {
     draw_workers(frame, model, workers, now);
     draw_decisions(frame, model, decisions, now);
     frame.render_widget(footline(model, footer.width), footer);
-    draw_overlay(frame, model, area);
+    draw_overlay(frame, model, area, now);
 }
 
 fn headline(model: &Model, now: Timestamp, width: u16) -> Line<'static> {
@@ -66,14 +68,14 @@ fn footline(model: &Model, width: u16) -> Line<'static> {
     match model.remark() {
         Some(message) => Line::from(shown(message, usize::from(width).saturating_sub(2))).yellow(),
         None => {
-            Line::from(" q quit  ? help  ↑↓ select  s sort  r reverse  p pause/resume  d dead letters").dim()
+            Line::from(" q quit  ? help  ↑↓ select  Enter workers  s sort  r reverse  p pause  d dead").dim()
         }
     }
 }
 
 fn draw_queues(frame: &mut Frame, model: &Model, area: Rect, now: Timestamp) {
     let everywhere = model.queues.iter().any(|one| one.namespace != model.place);
-    let wide = area.width >= 110;
+    let wide = area.width >= WIDE;
     let mut header = vec!["NAME", "WAITING", "RUNNING", "DELAYED", "DEAD", "OLDEST", "WORKERS"];
     let mut widths = vec![Constraint::Length(if wide { 32 } else { 17 })];
     widths.extend([7, 7, 7, 6, 6, 8].map(Constraint::Length));
@@ -120,51 +122,95 @@ fn draw_queues(frame: &mut Frame, model: &Model, area: Rect, now: Timestamp) {
 
 fn draw_workers(frame: &mut Frame, model: &Model, area: Rect, now: Timestamp) {
     let name = model.selected.as_ref().map(|(_, name)| name.as_str()).unwrap_or_default();
-    let title = if name.is_empty() { " Workers ".to_owned() } else { format!(" Workers of {name} ") };
+    let title = match &model.live {
+        _ if name.is_empty() => " Workers ".to_owned(),
+        // Not all of them may have room here.
+        Some(live) if !live.processes.is_empty() => {
+            format!(" Workers of {name} ({}, Enter shows all) ", live.processes.len())
+        }
+        _ => format!(" Workers of {name} "),
+    };
     let block = Block::default().borders(Borders::TOP).title(title.bold());
     let Some(live) = &model.live else {
-        let text = match (&model.silent, model.current()) {
-            (Some(why), _) => format!("not known: {why}"),
-            (None, None) => "no queue is selected".into(),
-            (None, Some(one)) if one.workers_ready == 0 => {
-                "no workers run; they start with the first job".into()
-            }
-            (None, Some(_)) => "asking Redis ...".into(),
-        };
         frame.render_widget(
-            Paragraph::new(text).dim().wrap(ratatui::widgets::Wrap { trim: true }).block(block),
+            Paragraph::new(no_workers(model)).dim().wrap(ratatui::widgets::Wrap { trim: true }).block(block),
             area,
         );
         return;
     };
+    let wide = area.width >= WIDE;
     let most = live.processes.iter().map(|one| one.in_flight).max().unwrap_or(0);
-    let mut processes: Vec<&Process> = live.processes.iter().collect();
-    processes.sort_by_key(|one| (std::cmp::Reverse(one.in_flight), one.host.clone()));
-    let job = usize::from(area.width.saturating_sub(34 + 9 + 8 + 6 + 12 + 6));
+    let processes = by_load(&live.processes);
+    // What tells one job or pod from another needs the room more than a picture of the load: a UUID has 36 characters.
+    let pod = if wide { 33 } else { 20 };
+    let widths: &[u16] = if wide { &[34, 9, 8, 6, 12] } else { &[20, 8, 7, 5] };
+    let fixed: u16 = widths.iter().map(|width| width + 1).sum();
+    let job = usize::from(area.width.saturating_sub(fixed));
     let rows = processes.into_iter().map(|one| {
-        let tone = match one.state.as_str() {
-            "active" => Tone::Good,
-            "quiet" | "drained" => Tone::Warn,
-            _ => Tone::Bad,
-        };
-        Row::new(vec![
-            Cell::from(shown(&one.host, 33)),
-            Cell::from(one.state.clone()).style(style(tone)),
+        let mut cells = vec![
+            Cell::from(end_of(&one.host, pod)),
+            Cell::from(one.state.clone()).style(style(state_tone(one))),
             Cell::from(short(i64::try_from(one.in_flight).unwrap_or(i64::MAX))),
             Cell::from(since_text(one.started_at.as_deref(), now)),
-            Cell::from(bar(one.in_flight, most, 10)).cyan(),
-            Cell::from(or_dash(one.oldest_job.as_deref().map(|id| shown(id, job)))),
-        ])
+        ];
+        if wide {
+            cells.push(Cell::from(bar(one.in_flight, most, 10)).cyan());
+        }
+        cells.push(Cell::from(or_dash(one.oldest_job.as_deref().map(|id| beginning_of(id, job)))));
+        Row::new(cells)
     });
-    let widths = [34, 9, 8, 6, 12].map(Constraint::Length).into_iter().chain([Constraint::Fill(1)]);
+    let mut header = vec!["POD", "STATE", "RUNNING", "AGE"];
+    if wide {
+        header.push("LOAD");
+    }
+    header.push("OLDEST JOB");
+    let widths = widths.iter().copied().map(Constraint::Length).chain([Constraint::Fill(1)]);
     let table = Table::new(rows, widths)
-        .header(
-            Row::new(["POD", "STATE", "RUNNING", "AGE", "LOAD", "OLDEST JOB"])
-                .style(Style::default().add_modifier(Modifier::DIM)),
-        )
+        .header(Row::new(header).style(Style::default().add_modifier(Modifier::DIM)))
         .column_spacing(1)
         .block(block);
     frame.render_widget(table, area);
+}
+
+/// Why there is nothing to say of the workers.
+fn no_workers(model: &Model) -> String {
+    match (&model.silent, model.current()) {
+        (Some(why), _) => format!("not known: {why}"),
+        (None, None) => "no queue is selected".into(),
+        (None, Some(one)) if one.workers_ready == 0 => "no workers run; they start with the first job".into(),
+        (None, Some(_)) => "asking Redis ...".into(),
+    }
+}
+
+/// The busiest first.
+fn by_load(processes: &[Process]) -> Vec<&Process> {
+    let mut processes: Vec<&Process> = processes.iter().collect();
+    processes.sort_by_key(|one| (std::cmp::Reverse(one.in_flight), one.host.clone()));
+    processes
+}
+
+fn state_tone(process: &Process) -> Tone {
+    match process.state.as_str() {
+        "active" => Tone::Good,
+        "quiet" | "drained" => Tone::Warn,
+        _ => Tone::Bad,
+    }
+}
+
+/// The beginning of a text, where all of it does not fit.
+fn beginning_of(text: &str, room: usize) -> String {
+    let safe = whole(text);
+    if safe.chars().count() <= room { safe } else { shown(text, room.saturating_sub(1)) }
+}
+
+/// The end of a name, by which pods of one queue differ.
+fn end_of(name: &str, widest: usize) -> String {
+    let safe = whole(name);
+    let length = safe.chars().count();
+    if length <= widest {
+        return safe;
+    }
+    std::iter::once('…').chain(safe.chars().skip(length + 1 - widest)).collect()
 }
 
 fn draw_decisions(frame: &mut Frame, model: &Model, area: Rect, now: Timestamp) {
@@ -188,24 +234,26 @@ fn draw_decisions(frame: &mut Frame, model: &Model, area: Rect, now: Timestamp) 
     frame.render_widget(Paragraph::new(text).block(block), area);
 }
 
-fn draw_overlay(frame: &mut Frame, model: &Model, area: Rect) {
+fn draw_overlay(frame: &mut Frame, model: &Model, area: Rect, now: Timestamp) {
+    let tall = area.height.saturating_sub(4);
     let (title, lines, height) = match &model.overlay {
         Overlay::None => return,
         Overlay::Help => {
             let keys = [
                 ("↑ ↓ j k", "select a queue"),
+                ("Enter", "its workers, whole"),
                 ("PgUp PgDn", "ten at once; Home End g G: the first, the last"),
                 ("s", "sort by name, waiting, running, dead, oldest"),
                 ("r", "the other way round"),
                 ("p", "pause or resume the selected queue"),
-                ("d", "its dead letters, the newest first"),
+                ("d", "its dead letters, the newest first; Enter shows one whole"),
                 ("? h", "this help"),
                 ("q Esc", "leave"),
             ];
             let lines = keys.map(|(key, what)| {
                 Line::from(vec![Span::from(format!("  {key:<11}")).bold(), Span::from(what)])
             });
-            (" Keys ".to_owned(), lines.to_vec(), 10)
+            (" Keys ".to_owned(), lines.to_vec(), 11)
         }
         Overlay::Confirm { queue: (_, name), pause } => {
             let what = if *pause {
@@ -216,45 +264,107 @@ fn draw_overlay(frame: &mut Frame, model: &Model, area: Rect) {
             let title = if *pause { format!(" Pause {name}? ") } else { format!(" Resume {name}? ") };
             (title, vec![Line::from(what), Line::from("y yes   any other key no").dim()], 4)
         }
-        Overlay::Dead { queue, letters, from } => {
-            let title = format!(" Dead letters of {} (q back, ↑↓ scroll) ", queue.1);
+        Overlay::Dead { queue, letters, at, whole } => {
+            let keys = if *whole { "q back, ↑↓ others" } else { "q back, ↑↓ select, Enter whole" };
+            let title = format!(" Dead letters of {} ({keys}) ", queue.1);
             let lines = match letters {
                 None => vec![Line::from("reading ...").dim()],
                 Some(Err(why)) => vec![Line::from(shown(why, 400)).red()],
                 Some(Ok(letters)) if letters.is_empty() => vec![Line::from("none").dim()],
-                Some(Ok(letters)) => letter_lines(letters, *from, area.width.saturating_sub(6)),
+                Some(Ok(letters)) if *whole => letters.get(*at).map(letter_whole).unwrap_or_default(),
+                Some(Ok(letters)) => {
+                    letter_lines(letters, *at, area.width.saturating_sub(6), tall.saturating_sub(3))
+                }
             };
-            (title, lines, area.height.saturating_sub(4))
+            (title, lines, tall)
+        }
+        Overlay::Workers(from) => {
+            let name = model.selected.as_ref().map(|(_, name)| name.as_str()).unwrap_or_default();
+            let lines = match &model.live {
+                Some(live) => by_load(&live.processes)
+                    .into_iter()
+                    .skip(*from)
+                    .flat_map(|one| worker_whole(one, now))
+                    .collect(),
+                None => vec![Line::from(shown(&no_workers(model), 400)).dim()],
+            };
+            (format!(" Workers of {name} (q back, ↑↓ scroll) "), lines, tall)
         }
     };
-    let width = area.width.saturating_sub(4).min(if matches!(model.overlay, Overlay::Dead { .. }) {
-        u16::MAX
-    } else {
-        64
-    });
+    let is_large = matches!(model.overlay, Overlay::Dead { .. } | Overlay::Workers(_));
+    let width = area.width.saturating_sub(4).min(if is_large { u16::MAX } else { 64 });
     let height = height.min(area.height);
     let place = Rect { x: (area.width - width) / 2, y: (area.height - height) / 2, width, height };
     frame.render_widget(Clear, place);
     let block = Block::default().borders(Borders::ALL).title(title.bold());
-    frame.render_widget(Paragraph::new(lines).block(block), place);
+    let text = Paragraph::new(lines).block(block);
+    // Only what is shown whole goes on on the next line: a row of a list is a line.
+    let is_whole = matches!(model.overlay, Overlay::Dead { whole: true, .. } | Overlay::Workers(_));
+    let text = if is_whole { text.wrap(ratatui::widgets::Wrap { trim: false }) } else { text };
+    frame.render_widget(text, place);
 }
 
-fn letter_lines(letters: &[Letter], from: usize, width: u16) -> Vec<Line<'static>> {
-    let head = format!("{:<26} {:<10} {:<10} {:>6}  ERROR", "ID", "QUEUE", "REASON", "AGE");
+/// A line a letter, as many as there is room for, the selected one among them.
+fn letter_lines(letters: &[Letter], at: usize, width: u16, room: u16) -> Vec<Line<'static>> {
+    let wide = width >= WIDE - 6;
+    let (id, queue) = if wide { (37, 11) } else { (21, 0) };
+    let queue_of = |text: &str| if wide { format!("{text:<queue$}") } else { String::new() };
+    let head = format!("{:<id$}{}{:<10} {:>6}  ERROR", "ID", queue_of("QUEUE"), "REASON", "AGE");
     let mut lines = vec![Line::from(head).dim()];
+    let error = usize::from(width).saturating_sub(id + queue + 20);
     let text =
         |text: &Option<String>, widest: usize| or_dash(text.as_deref().map(|text| shown(text, widest)));
-    for letter in letters.iter().skip(from) {
-        let ago = or_dash(letter.age_ms.map(|ms| age(i64::try_from(ms / 1000).unwrap_or(i64::MAX))));
-        lines.push(Line::from(format!(
-            "{:<26} {:<10} {:<10} {ago:>6}  {}",
-            text(&letter.id, 25),
-            text(&letter.queue, 9),
+    let room = usize::from(room.max(1));
+    let from = (at + 1).saturating_sub(room);
+    for (number, letter) in letters.iter().enumerate().skip(from).take(room) {
+        let line = Line::from(format!(
+            "{:<id$}{}{:<10} {:>6}  {}",
+            text(&letter.id, id - 2),
+            queue_of(&text(&letter.queue, 9)),
             text(&letter.reason, 9),
-            text(&letter.error, usize::from(width.saturating_sub(58)))
-        )));
+            letter_age(letter),
+            text(&letter.error, error)
+        ));
+        lines.push(if number == at { line.reversed() } else { line });
     }
     lines
+}
+
+fn letter_age(letter: &Letter) -> String {
+    or_dash(letter.age_ms.map(|ms| age(i64::try_from(ms / 1000).unwrap_or(i64::MAX))))
+}
+
+/// One letter with all that is known of it.
+fn letter_whole(letter: &Letter) -> Vec<Line<'static>> {
+    let text = |text: &Option<String>| or_dash(text.as_deref().map(whole));
+    let fields = [
+        ("ID", text(&letter.id)),
+        ("Queue", text(&letter.queue)),
+        ("Class", text(&letter.class)),
+        ("Reason", text(&letter.reason)),
+        ("Retries", or_dash(letter.retries.map(|retries| retries.to_string()))),
+        ("Age", letter_age(letter)),
+        ("Error", text(&letter.error)),
+    ];
+    let line = |(name, value): (&str, String)| {
+        Line::from(vec![Span::from(format!("{name:<9}")).bold(), Span::from(value)])
+    };
+    fields.into_iter().map(line).collect()
+}
+
+/// One worker with all that is known of it.
+fn worker_whole(process: &Process, now: Timestamp) -> [Line<'static>; 2] {
+    let figures =
+        format!("  {} running, {} old", process.in_flight, since_text(process.started_at.as_deref(), now));
+    let job = or_dash(process.oldest_job.as_deref().map(whole));
+    [
+        Line::from(vec![
+            Span::from(whole(&process.host)).bold(),
+            Span::from(format!("  {}", process.state)).style(style(state_tone(process))),
+            Span::from(figures),
+        ]),
+        Line::from(vec![Span::from("  oldest job ").dim(), Span::from(job)]),
+    ]
 }
 
 /// A line of bars, the last value at its end, the largest as high as can be.

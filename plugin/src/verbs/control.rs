@@ -1,26 +1,53 @@
 //! `pause`, `resume`, `scale`: changes of the spec, each refused when another field rules.
+use kube::ResourceExt;
 use kube::api::{Patch, PatchParams};
 use operator::api::v1alpha1::{JobQueue, ScalingMode};
 use serde_json::{Value, json};
 
-use crate::cli::{Name, Scale};
+use crate::cli::{Names, Scale};
 use crate::cluster::Cluster;
 use crate::error::Error;
 use crate::print;
+use crate::table::whole;
 
 /// Who changes fields.
 const MANAGER: &str = "kubectl-jobqueue";
 
-pub async fn pause(cluster: &Cluster, args: &Name, paused: bool) -> Result<(), Error> {
-    let (name, queue) = (&args.name, cluster.queue(&args.name).await?);
+/// Pauses or resumes queues. One that fails keeps no other from it; the first failure is the exit code.
+pub async fn pause(cluster: &Cluster, args: &Names, paused: bool) -> Result<(), Error> {
+    let names = match &args.selector {
+        None => args.names.clone(),
+        selector => {
+            let found = cluster.list(false, selector.as_deref()).await?;
+            found.tell().iter().map(ResourceExt::name_any).collect()
+        }
+    };
+    if names.is_empty() {
+        eprintln!("No jobqueues found");
+    }
+    let mut failures = vec![];
+    for name in &names {
+        match pause_one(cluster, name, paused).await {
+            Ok(said) => print::text(&said)?,
+            Err(error) => failures.push(error),
+        }
+    }
+    let mut failures = failures.into_iter();
+    let Some(first) = failures.next() else { return Ok(()) };
+    failures.for_each(|error| eprintln!("Error: {}", whole(&error.to_string())));
+    Err(first)
+}
+
+async fn pause_one(cluster: &Cluster, name: &str, paused: bool) -> Result<String, Error> {
+    let queue = cluster.queue(name).await?;
     let (verb, done) = if paused { ("pause", "paused") } else { ("resume", "resumed") };
     if queue.spec.paused == paused {
-        return print::text(&format!("jobqueue.jobqueue.dev/{name} was {done} already\n"));
+        return Ok(format!("jobqueue.jobqueue.dev/{name} was {done} already\n"));
     }
     patch(cluster, name, verb, &json!({ "spec": { "paused": paused } })).await?;
     let what =
         if paused { "no worker takes another job, those that run finish" } else { "workers take jobs again" };
-    print::text(&format!("jobqueue.jobqueue.dev/{name} {done}: {what}\n"))
+    Ok(format!("jobqueue.jobqueue.dev/{name} {done}: {what}\n"))
 }
 
 /// Changes the spec of a queue.

@@ -214,7 +214,7 @@ pub async fn enqueue(cluster: &Cluster, args: &Enqueue, interrupt: &Interrupt) -
         if matches!(ended.code, 0 | INTERRUPTED) { Ok((answer, ended)) } else { Err(remote.failed(&ended)) }
     })
     .await
-    .map_err(|error| in_doubt(error, &args.name, id.as_deref()))?;
+    .map_err(|error| in_doubt(error, &args.name, queue.spec.protocol, id.as_deref()))?;
     if let Some(format) = args.output {
         print::data(format, &answer)?;
     } else {
@@ -228,12 +228,13 @@ pub async fn enqueue(cluster: &Cluster, args: &Enqueue, interrupt: &Interrupt) -
 fn identified(given: &[String], protocol: Protocol, chance: Uuid) -> (Vec<String>, Option<String>) {
     // As a worker makes them.
     let (name, id) = match protocol {
-        Protocol::Files => ("id=", chance.to_string()),
+        Protocol::Files | Protocol::Async => ("id=", chance.to_string()),
         Protocol::Sidekiq => ("jid=", chance.simple().to_string()[..24].to_owned()),
-        Protocol::Async => return (given.to_vec(), None),
     };
-    if given.is_empty() {
-        return (vec![], None);
+    // A line of an archive has the job in it, with an id of its own.
+    let whole = protocol == Protocol::Async && given.iter().any(|field| field.starts_with("job="));
+    if given.is_empty() || whole {
+        return (given.to_vec(), None);
     }
     if let Some(id) = given.iter().find_map(|field| field.strip_prefix(name)) {
         return (given.to_vec(), Some(id.to_owned()));
@@ -242,13 +243,31 @@ fn identified(given: &[String], protocol: Protocol, chance: Uuid) -> (Vec<String
     (given.iter().cloned().chain([chosen]).collect(), Some(id))
 }
 
-/// To enqueue is the one command that does something twice when it is run twice: cut off, it may have been done. Pure.
-fn in_doubt(error: Error, queue: &str, id: Option<&str>) -> Error {
-    let Error::CutOff { why } = error else { return error };
-    let id = id.map_or_else(|| "with the id of each".into(), |id| shown(id, WIDEST));
-    Error::Unreachable(format!(
-        "{why} before it was said whether the jobs are enqueued: look with kubectl jobqueue job {queue} {id} before you run it again"
-    ))
+/// To enqueue is the one command that does something twice when it is run twice: cut off or not waited for, it may have been
+/// done. Pure.
+fn in_doubt(error: Error, queue: &str, protocol: Protocol, id: Option<&str>) -> Error {
+    let (what, named) = match id {
+        Some(id) => (format!("job {} may", shown(id, WIDEST)), shown(id, WIDEST)),
+        None => ("the jobs may".into(), "ID".into()),
+    };
+    // A job that queues only name is there once, whoever enqueues it again.
+    let again = match (protocol, id) {
+        (Protocol::Async, Some(_)) => {
+            format!(", or run it again with --arg id={named}, which is refused if it is there")
+        }
+        _ => " before you run it again".into(),
+    };
+    let doubt = |why: &str| {
+        format!(
+            "{why}; {what} have been enqueued: look with kubectl jobqueue job {queue} {}{named}{again}",
+            if named.starts_with('-') { "-- " } else { "" }
+        )
+    };
+    match error {
+        Error::CutOff { why } => Error::Unreachable(doubt(&why)),
+        Error::Abandoned(why) => Error::Abandoned(doubt(&why)),
+        other => other,
+    }
 }
 
 /// The jobs that were enqueued, a line each: pure.
@@ -331,16 +350,29 @@ mod tests {
         let given = ["id=mine".to_owned(), "filepath=/a".to_owned()];
         assert_eq!(identified(&given, Protocol::Files, choose), (given.to_vec(), Some("mine".into())));
         assert_eq!(identified(&[], Protocol::Files, choose), (vec![], None), "those of a file are its own");
+        let (fields, id) = identified(&["type=mail".to_owned()], Protocol::Async, choose);
+        assert_eq!(fields[1], format!("id={}", id.unwrap()));
+        let archived = ["job={}".to_owned()];
+        assert_eq!(identified(&archived, Protocol::Async, choose), (archived.to_vec(), None));
     }
 
     #[test]
-    fn an_enqueue_that_was_cut_off_is_in_doubt_and_says_how_to_look() {
+    fn an_enqueue_that_was_cut_off_or_not_waited_for_is_in_doubt_and_says_how_to_look() {
         let cut = || Error::CutOff { why: "the connection to pod p broke".into() };
-        let said = in_doubt(cut(), "hello", Some("7"));
+        let said = in_doubt(cut(), "hello", Protocol::Files, Some("7"));
         assert_eq!(said.code(), 5);
+        assert!(said.to_string().contains("job 7 may have been enqueued"), "{said}");
         assert!(said.to_string().contains("kubectl jobqueue job hello 7 before you run it again"), "{said}");
-        assert!(in_doubt(cut(), "hello", None).to_string().contains("the id of each"));
-        assert_eq!(in_doubt(Error::Interrupted, "hello", None).code(), 130);
+        let several = in_doubt(cut(), "hello", Protocol::Files, None).to_string();
+        assert!(several.contains("the jobs may have been enqueued"), "{several}");
+        let left =
+            in_doubt(Error::Abandoned("it said nothing".into()), "hello", Protocol::Sidekiq, Some("-7"));
+        assert_eq!(left.code(), 130);
+        assert!(left.to_string().contains("it said nothing; job -7 may"), "{left}");
+        assert!(left.to_string().contains("job hello -- -7 before"), "{left}");
+        let safe = in_doubt(cut(), "hello", Protocol::Async, Some("7")).to_string();
+        assert!(safe.contains("run it again with --arg id=7, which is refused if it is there"), "{safe}");
+        assert_eq!(in_doubt(Error::Interrupted, "hello", Protocol::Files, None).to_string(), "interrupted");
     }
 
     #[test]

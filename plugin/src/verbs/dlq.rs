@@ -339,6 +339,14 @@ fn sentence(name: &str, done: &str, turned: &Turned) -> String {
         let why = "no jobs, or their data is gone";
         let _ = writeln!(text, "{} cannot be run again ({why}), and stay", turned.unusable);
     }
+    if turned.not_deleted > 0 {
+        let why = "moved by somebody else, or archived twice";
+        let _ = writeln!(
+            text,
+            "{} lines of the archive were not deleted ({why}): enqueued from there, those jobs would be there twice",
+            turned.not_deleted
+        );
+    }
     if turned.contended {
         text += "Somebody else moved dead letters at the same time: some may have been passed over\n";
     }
@@ -378,6 +386,9 @@ mod tests {
             sentence("hello", "requeued", &turned),
             "4 of 10 dead letters of hello requeued in 1.2s\nInterrupted: the others are dead letters still\n"
         );
+        let contended = Turned { total: 3, deleted: 2, not_deleted: 1, contended: true, ..Turned::default() };
+        let said = sentence("hello", "deleted", &contended);
+        assert!(said.contains("\n1 lines of the archive were not deleted (moved by"), "{said}");
         let dry = Turned { dry_run: true, total: 10, matched: 4, ..Turned::default() };
         assert_eq!(sentence("hello", "deleted", &dry), "4 of 10 dead letters of hello would be deleted\n");
     }

@@ -49,7 +49,11 @@ pub async fn run(cluster: &Cluster, args: &Drain, interrupt: &Interrupt) -> Resu
         if ended.code == 0 { Ok(()) } else { Err(remote.failed(&ended)) }
     })
     .await?;
-    delete(DeleteParams::default()).await?;
+    match delete(DeleteParams::default()).await {
+        // It has gone by itself, or somebody else deleted it: that is what was wanted.
+        Ok(()) | Err(Error::NotFound(_)) => {}
+        Err(error) => return Err(error),
+    }
     print::text(&format!(
         "pod/{wanted} drained and deleted; if it is still wanted, another takes its place (kubectl jobqueue explain {})\n",
         args.name

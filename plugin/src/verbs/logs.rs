@@ -125,6 +125,11 @@ fn seen(status: &Value, container: &str) -> Seen {
     }
 }
 
+/// As kubectl: a negative number is all of them, which the API is not told by a number.
+pub fn tail_lines(tail: i64) -> Option<i64> {
+    (tail >= 0).then_some(tail)
+}
+
 fn params(args: &Logs, share: &Share) -> LogParams {
     let asked = matches!(share, Share::Asked);
     LogParams {
@@ -132,7 +137,7 @@ fn params(args: &Logs, share: &Share) -> LogParams {
         follow: args.follow,
         // The time of the last line tells where to go on, should the stream break off.
         timestamps: args.follow,
-        tail_lines: asked.then_some(args.tail),
+        tail_lines: tail_lines(args.tail).filter(|_| asked),
         since_seconds: args
             .since
             .filter(|_| asked)
@@ -192,6 +197,11 @@ async fn next_line(stream: &mut (impl futures::AsyncBufRead + Unpin)) -> std::io
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn all_lines_are_asked_for_by_no_number() {
+        assert_eq!([tail_lines(-1), tail_lines(0), tail_lines(7)], [None, Some(0), Some(7)]);
+    }
 
     #[test]
     fn each_line_names_its_pod() {

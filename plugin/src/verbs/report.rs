@@ -1,4 +1,5 @@
 //! `report`: a support bundle. Objects, events, logs and figures of queues and of the operator, with secrets masked.
+use std::collections::HashSet;
 use std::fs::File;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -13,22 +14,26 @@ use operator::controller::QUEUE_LABEL;
 use serde_json::{Value, json};
 
 use super::dlq::stamp;
+use super::logs::tail_lines;
 use super::{doctor, stats};
 use crate::cli::Report;
 use crate::cluster::{Cluster, Listing};
 use crate::error::Error;
 use crate::interrupt::Interrupt;
 use crate::mask::Mask;
+use crate::table::whole;
 use crate::{print, version};
 
 /// What belongs to a queue: version, kind, plural.
-const KINDS: [(&str, &str, &str); 9] = [
+const KINDS: [(&str, &str, &str); 10] = [
     ("v1", "Secret", "secrets"),
     ("v1", "Pod", "pods"),
     ("v1", "ConfigMap", "configmaps"),
     ("v1", "Service", "services"),
     ("v1", "PersistentVolumeClaim", "persistentvolumeclaims"),
     ("apps/v1", "Deployment", "deployments"),
+    // What the events say that no pod came for: a quota, a webhook.
+    ("apps/v1", "ReplicaSet", "replicasets"),
     ("apps/v1", "StatefulSet", "statefulsets"),
     ("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets"),
     ("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies"),
@@ -40,16 +45,41 @@ pub async fn run(cluster: &Cluster, args: &Report, interrupt: &Interrupt) -> Res
         args.output.clone().unwrap_or_else(|| PathBuf::from(format!("jobqueue-report-{}.tar.gz", stamp())));
     let mut bundle = Bundle::create(&path)?;
     let filled = Box::pin(fill(cluster, args, &found, interrupt, &mut bundle));
-    if let Err(error) = interrupt.or(filled).await {
-        bundle.discard();
-        return Err(error);
-    }
+    let unread = match interrupt.or(filled).await {
+        Ok(unread) => unread,
+        Err(error) => {
+            bundle.discard();
+            return Err(error);
+        }
+    };
     let files = bundle.finish()?;
+    if !unread.is_empty() {
+        eprintln!("Warning: {}", whole(&unmasked(&unread)));
+    }
+    let masked = if unread.is_empty() { "secrets are masked, but" } else { "not all secrets are masked:" };
     print::text(&format!(
-        "Wrote {files} files about {} queues to {}; secrets are masked, but look before you send it\n",
+        "Wrote {files} files about {} queues to {}; {masked} look before you send it\n",
         found.queues.len(),
         path.display()
     ))
+}
+
+/// That values of Secrets may be in the report, because nobody knew them: pure.
+fn unmasked(unread: &[Unread]) -> String {
+    let names: Vec<String> = unread.iter().map(|one| format!("{} ({})", one.secret, one.why)).collect();
+    format!(
+        "values of Secrets that could not be read are masked only where they look like one; not read: {}",
+        names.join("; ")
+    )
+}
+
+/// A Secret whose values are not known.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Unread {
+    /// Its namespace and name.
+    secret: String,
+    /// What Kubernetes said.
+    why: String,
 }
 
 async fn fill(
@@ -58,16 +88,15 @@ async fn fill(
     found: &Listing,
     interrupt: &Interrupt,
     bundle: &mut Bundle,
-) -> Result<(), Error> {
+) -> Result<Vec<Unread>, Error> {
     let queues = &found.queues;
     // Secrets first: what they hold is masked wherever else it occurs.
+    let mut unread = vec![];
     for queue in queues {
         let within = cluster.within(&queue.namespace().unwrap_or_default());
-        for secret in secrets(&within, queue).await {
-            bundle.mask.learn(&secret);
-        }
+        learn(&within, queue, &mut bundle.mask, &mut unread).await;
     }
-    bundle.text("README.txt", &readme(queues))?;
+    bundle.text("README.txt", &readme(queues, &unread))?;
     of_operator(cluster, args, bundle).await?;
     for (queue, error) in &found.unreadable {
         let place = format!("{}/{}", queue.namespace().unwrap_or_default(), queue.name_any());
@@ -77,35 +106,51 @@ async fn fill(
         let within = cluster.within(&queue.namespace().unwrap_or_default());
         of_queue(&within, queue, args, interrupt, bundle).await?;
     }
-    Ok(())
+    Ok(unread)
 }
 
-fn readme(queues: &[JobQueue]) -> String {
+fn readme(queues: &[JobQueue], unread: &[Unread]) -> String {
     let names: Vec<String> = queues
         .iter()
         .map(|queue| format!("{}/{}", queue.namespace().unwrap_or_default(), queue.name_any()))
         .collect();
-    format!(
+    let mut text = format!(
         "A report of kubectl jobqueue {}, made at {}.\nQueues: {}\nWhat could not be read says so in a file that ends with .error.txt.\n",
         version::CLIENT,
         Timestamp::now(),
         names.join(", ")
-    )
+    );
+    if !unread.is_empty() {
+        text = text + "Warning: " + &unmasked(unread) + "\n";
+    }
+    text
 }
 
-/// The Secrets that a queue uses, if the asker may read them.
-async fn secrets(cluster: &Cluster, queue: &JobQueue) -> Vec<Value> {
+/// Learns the Secrets that a queue uses; of those that cannot be read it is told.
+async fn learn(cluster: &Cluster, queue: &JobQueue, mask: &mut Mask, unread: &mut Vec<Unread>) {
     let api = cluster.objects("v1", "Secret", "secrets");
-    let mut names = vec![format!("{}-redis", queue.name_any())];
-    let spec = serde_json::to_value(&queue.spec).unwrap_or_default();
-    references(&spec, &mut names);
-    let mut found = vec![];
-    for name in names {
-        if let Ok(Some(secret)) = cluster.ask(&format!("get secret {name}"), api.get_opt(&name)).await {
-            found.push(serde_json::to_value(secret).unwrap_or_default());
+    for name in secrets(queue) {
+        match cluster.ask(&format!("get secret {name}"), api.get_opt(&name)).await {
+            Ok(Some(secret)) => mask.learn(&serde_json::to_value(secret).unwrap_or_default()),
+            // It is not there, so nobody has read it either.
+            Ok(None) => {}
+            Err(error) => unread
+                .push(Unread { secret: format!("{}/{name}", cluster.namespace), why: error.to_string() }),
         }
     }
-    found
+}
+
+/// The names of the Secrets that a queue uses: pure.
+fn secrets(queue: &JobQueue) -> Vec<String> {
+    let mut names = vec![];
+    // That of the Redis which the operator runs.
+    if queue.spec.redis.as_ref().is_none_or(|redis| redis.external.is_none()) {
+        names.push(format!("{}-redis", queue.name_any()));
+    }
+    references(&serde_json::to_value(&queue.spec).unwrap_or_default(), &mut names);
+    names.sort();
+    names.dedup();
+    names
 }
 
 /// The names of Secrets in a spec, wherever they stand.
@@ -138,20 +183,47 @@ async fn of_operator(cluster: &Cluster, args: &Report, bundle: &mut Bundle) -> R
     };
     for operator in found {
         let within = cluster.within(&operator.namespace().unwrap_or_default());
+        let mut about = HashSet::from([operator.uid().unwrap_or_default()]);
         bundle.object(&format!("operator/{}.yaml", operator.name_any()), &operator)?;
         let api = within.objects("v1", "Pod", "pods");
         let params = ListParams::default().labels("app.kubernetes.io/name=jobqueue-operator");
         match within.ask("list the operator's pods", api.list(&params)).await {
             Ok(pods) => {
                 for pod in pods.items {
+                    about.insert(pod.uid().unwrap_or_default());
                     bundle.object(&format!("operator/pod-{}.yaml", pod.name_any()), &pod)?;
                     logs(&within, &pod, args.tail, "operator", bundle).await?;
                 }
             }
             Err(error) => bundle.error("operator/pods", &error)?,
         }
+        events(&within, &about, &operator.name_any(), "operator", bundle).await?;
     }
     Ok(())
+}
+
+/// The events about some objects, and about those that are gone by now: they were called after this one.
+async fn events(
+    cluster: &Cluster,
+    about: &HashSet<String>,
+    owner: &str,
+    place: &str,
+    bundle: &mut Bundle,
+) -> Result<(), Error> {
+    match cluster.events("list the events", &ListParams::default()).await {
+        Ok(events) => {
+            let meant = events.iter().filter(|event| is_about(&event.data, about, owner));
+            let events = meant.map(|event| serde_json::to_value(event).unwrap_or_default()).collect();
+            bundle.value(&format!("{place}/events.yaml"), Value::Array(events))
+        }
+        Err(error) => bundle.error(&format!("{place}/events"), &error),
+    }
+}
+
+/// Whether an event is about one of these objects, or one whose name begins with that of their owner: pure.
+fn is_about(event: &Value, about: &HashSet<String>, owner: &str) -> bool {
+    let text = |field: &str| event["involvedObject"][field].as_str().unwrap_or_default();
+    about.contains(text("uid")) || text("name").strip_prefix(owner).is_some_and(|rest| rest.starts_with('-'))
 }
 
 async fn of_queue(
@@ -164,19 +236,14 @@ async fn of_queue(
     let name = queue.name_any();
     let place = format!("{}/{name}", cluster.namespace);
     bundle.value(&format!("{place}/jobqueue.yaml"), serde_json::to_value(queue).unwrap_or_default())?;
-    match cluster.events_of(queue).await {
-        Ok(events) => {
-            let events = events.iter().map(|event| serde_json::to_value(event).unwrap_or_default()).collect();
-            bundle.value(&format!("{place}/events.yaml"), Value::Array(events))?;
-        }
-        Err(error) => bundle.error(&format!("{place}/events"), &error)?,
-    }
+    let mut about = HashSet::from([queue.uid().unwrap_or_default()]);
     for (api_version, kind, plural) in KINDS {
         let api = cluster.objects(api_version, kind, plural);
         let params = ListParams::default().labels(&format!("{QUEUE_LABEL}={name}"));
         match cluster.ask(&format!("list {plural}"), api.list(&params)).await {
             Ok(found) => {
                 for mut object in found.items {
+                    about.insert(object.uid().unwrap_or_default());
                     object.types =
                         Some(kube::core::TypeMeta { api_version: api_version.into(), kind: kind.into() });
                     bundle.object(
@@ -191,6 +258,7 @@ async fn of_queue(
             Err(error) => bundle.error(&format!("{place}/{plural}"), &error)?,
         }
     }
+    events(cluster, &about, &name, &place, bundle).await?;
     match stats::ask(cluster, queue, interrupt).await {
         Ok(found) => bundle.value(&format!("{place}/stats.yaml"), json!(found))?,
         Err(error) => bundle.error(&format!("{place}/stats"), &error)?,
@@ -214,7 +282,7 @@ async fn logs(
             let container = container["name"].as_str().unwrap_or_default().to_owned();
             let params = LogParams {
                 container: Some(container.clone()),
-                tail_lines: Some(tail),
+                tail_lines: tail_lines(tail),
                 ..LogParams::default()
             };
             let pods = cluster.pods();
@@ -375,5 +443,36 @@ mod tests {
         );
         names.sort();
         assert_eq!(names, ["a", "b", "c", "d", "e", "f"]);
+    }
+
+    #[test]
+    fn a_secret_that_could_not_be_read_is_named_where_the_report_is_read() {
+        let queue = |spec: Value| -> JobQueue {
+            serde_json::from_value(json!({
+                "apiVersion": "jobqueue.dev/v1alpha1", "kind": "JobQueue",
+                "metadata": { "name": "hello", "namespace": "a" }, "spec": spec,
+            }))
+            .unwrap()
+        };
+        assert_eq!(secrets(&queue(json!({}))), ["hello-redis"]);
+        let external =
+            json!({ "redis": { "external": { "address": "r:6379", "secretRef": { "name": "mine" } } } });
+        assert_eq!(secrets(&queue(external)), ["mine"]);
+        let unread =
+            [Unread { secret: "a/hello-redis".into(), why: "cannot get secret hello-redis: no".into() }];
+        let text = readme(&[queue(json!({}))], &unread);
+        let text = Mask::default().text(&text);
+        assert!(text.contains("a/hello-redis (cannot get secret hello-redis: no)"), "{text}");
+        assert!(!readme(&[], &[]).contains("Warning"));
+    }
+
+    #[test]
+    fn events_are_about_listed_objects_and_those_that_were() {
+        let about = HashSet::from(["1".to_owned()]);
+        let event = |uid: &str, name: &str| json!({ "involvedObject": { "uid": uid, "name": name } });
+        assert!(is_about(&event("1", "any"), &about, "hello"));
+        assert!(is_about(&event("2", "hello-worker-1"), &about, "hello"), "a pod that is gone");
+        assert!(!is_about(&event("2", "hellover-worker-1"), &about, "hello"));
+        assert!(!is_about(&event("2", "other"), &about, "hello"));
     }
 }

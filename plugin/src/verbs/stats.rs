@@ -1,17 +1,20 @@
 //! `stats`: what waits, runs, is delayed and dead, from the status with its age, or from Redis.
-use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::IsTerminal as _;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use futures::{StreamExt as _, stream};
+use futures::StreamExt as _;
+use futures::future::{AbortHandle, abortable};
+use futures::stream::{self, FuturesUnordered};
 use jiff::Timestamp;
 use kube::ResourceExt;
 use operator::api::v1alpha1::JobQueue;
 use tokio::sync::Semaphore;
 
 use crate::cli::{DataFormat, Format, Stats};
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, Listing};
 use crate::error::Error;
 use crate::figures::{Figures, or_dash};
 use crate::interrupt::Interrupt;
@@ -29,8 +32,8 @@ const AGAIN: Duration = Duration::from_secs(3);
 /// Prints the figures, once or again and again.
 pub async fn run(cluster: &Cluster, args: &Stats, interrupt: &Interrupt) -> Result<(), Error> {
     let queues = interrupt.or(cluster.select(&args.which)).await?.tell();
-    if args.watch && !queues.is_empty() {
-        return watch(cluster, args, &queues, interrupt).await;
+    if args.watch {
+        return watch(cluster, args, queues, interrupt).await;
     }
     let now = Timestamp::now();
     let mut figures: Vec<Figures> = queues.iter().map(|queue| Figures::of(queue, now)).collect();
@@ -88,80 +91,128 @@ pub async fn follow(remote: &Remote<'_>, mut heard: impl FnMut(live::Stats)) -> 
     Err(remote.failed(&ended))
 }
 
-/// What is known while it is watched: the figures of each queue, and why there are none.
+/// What is known while it is watched, by the uid of each queue: its figures, or why there are none.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct Heard {
-    live: BTreeMap<usize, live::Stats>,
-    errors: BTreeMap<usize, String>,
+    live: BTreeMap<String, live::Stats>,
+    errors: BTreeMap<String, String>,
 }
 
+/// Prints the figures again and again. Queues come and go: each is followed for as long as it is there.
 async fn watch(
     cluster: &Cluster,
     args: &Stats,
-    queues: &[JobQueue],
+    mut queues: Vec<JobQueue>,
     interrupt: &Interrupt,
 ) -> Result<(), Error> {
     let heard: Mutex<Heard> = Mutex::default();
     let starting = Semaphore::new(AT_ONCE);
-    let watched = queues.iter().enumerate().map(|(at, queue)| {
-        let alone = queues.len() == 1;
-        keep_following(cluster, queue, at, alone, interrupt, &heard, &starting)
-    });
-    let followed = async {
-        // All have given up: there is nothing left to look at.
-        let given_up = futures::future::try_join_all(watched).await?;
-        given_up.into_iter().next().map_or(Ok(()), Err)
-    };
-    let printed = async {
-        let mut tick = tokio::time::interval(EVERY);
-        let mut last = Heard::default();
-        loop {
-            tick.tick().await;
-            let now = heard.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            if now == last {
+    let mut followed: BTreeMap<String, AbortHandle> = BTreeMap::new();
+    let mut following = FuturesUnordered::new();
+    let mut given_up: BTreeMap<String, Error> = BTreeMap::new();
+    let mut looking = Box::pin(look(cluster, args));
+    let mut last = None;
+    loop {
+        let alone = args.which.name.is_some() && queues.len() == 1;
+        let there: BTreeSet<String> = queues.iter().map(uid).collect();
+        for queue in &queues {
+            if let Entry::Vacant(place) = followed.entry(uid(queue)) {
+                let one = keep_following(cluster, queue.clone(), alone, interrupt, &heard, &starting);
+                let (task, handle) = abortable(one);
+                place.insert(handle);
+                following.push(task);
+            }
+        }
+        followed.retain(|queue, task| {
+            if !there.contains(queue) {
+                task.abort();
+            }
+            there.contains(queue)
+        });
+        given_up.retain(|queue, _| there.contains(queue));
+        // Nobody is left who could be asked: there is nothing to look at.
+        if !there.is_empty() && there.iter().all(|queue| given_up.contains_key(queue)) {
+            return given_up.into_values().next().map_or(Ok(()), Err);
+        }
+        let found = tokio::select! {
+            Some(ended) = following.next() => {
+                // Whoever was called off was so because its queue is gone.
+                if let Ok(ended) = ended {
+                    let (queue, why) = ended?;
+                    given_up.insert(queue, why);
+                }
                 continue;
             }
-            let at = Timestamp::now();
+            () = interrupt.told(1), if following.is_empty() => return Err(Error::Interrupted),
+            found = &mut looking => found,
+        };
+        looking = Box::pin(look(cluster, args));
+        match found {
+            Ok(found) => queues = found.queues,
+            // The one that was asked for is gone.
+            Err(error @ Error::NotFound(_)) => return Err(error),
             // The number of workers is Kubernetes' to tell; what cannot be read stays as it was.
-            let fresh =
-                cluster.select(&args.which).await.map_or_else(|_| queues.to_vec(), |found| found.queues);
-            let figures: Vec<Figures> = queues
-                .iter()
-                .enumerate()
-                .map(|(number, queue)| {
-                    let same = |one: &&JobQueue| one.uid() == queue.uid();
-                    let figures = Figures::of(fresh.iter().find(same).unwrap_or(queue), at);
-                    now.live.get(&number).map_or(figures.clone(), |live| figures.with(live))
-                })
-                .collect();
-            let mut page = page(args, &figures, at);
-            if std::io::stdout().is_terminal() && args.output.is_none_or(|format| format == Format::Wide) {
-                page.insert_str(0, "\x1b[H\x1b[2J");
-            }
-            if !print::more(&page)? {
-                return Ok(());
-            }
-            now.errors.values().for_each(|error| eprintln!("Warning: {}", whole(error)));
-            last = now;
+            Err(_) => {}
         }
-    };
-    tokio::select! {
-        outcome = followed => outcome,
-        outcome = printed => outcome,
+        let now = {
+            let mut heard = heard.lock().unwrap_or_else(PoisonError::into_inner);
+            heard.live.retain(|queue, _| queues.iter().any(|one| uid(one) == *queue));
+            heard.errors.retain(|queue, _| queues.iter().any(|one| uid(one) == *queue));
+            (queues.iter().map(uid).collect::<Vec<_>>(), heard.clone())
+        };
+        if last.as_ref() == Some(&now) {
+            continue;
+        }
+        if !print_heard(args, &queues, &now.1)? {
+            return Ok(());
+        }
+        last = Some(now);
     }
 }
 
-/// Follows one queue for as long as it can be: a pod that goes is followed by another. What it gave up for is the answer;
-/// an error ends all.
+fn uid(queue: &JobQueue) -> String {
+    queue.uid().unwrap_or_default()
+}
+
+/// The queues, a little later.
+async fn look(cluster: &Cluster, args: &Stats) -> Result<Listing, Error> {
+    tokio::time::sleep(EVERY).await;
+    cluster.select(&args.which).await
+}
+
+/// Prints what is known now; `false` when nobody reads any more.
+fn print_heard(args: &Stats, queues: &[JobQueue], heard: &Heard) -> Result<bool, Error> {
+    let is_table = args.output.is_none_or(|format| format == Format::Wide);
+    let at = Timestamp::now();
+    let figures: Vec<Figures> = queues
+        .iter()
+        .map(|queue| {
+            let figures = Figures::of(queue, at);
+            heard.live.get(&uid(queue)).map_or(figures.clone(), |live| figures.with(live))
+        })
+        .collect();
+    let mut page = page(args, &figures, at);
+    if std::io::stdout().is_terminal() && is_table {
+        page.insert_str(0, "\x1b[H\x1b[2J");
+    }
+    let read = print::more(&page)?;
+    if queues.is_empty() && is_table {
+        eprintln!("No jobqueues found; waiting for one");
+    }
+    heard.errors.values().for_each(|error| eprintln!("Warning: {}", whole(error)));
+    Ok(read)
+}
+
+/// Follows one queue for as long as it can be: a pod that goes is followed by another. The answer is what it gave up for; an
+/// error ends all.
 async fn keep_following(
     cluster: &Cluster,
-    queue: &JobQueue,
-    at: usize,
+    queue: JobQueue,
     alone: bool,
     interrupt: &Interrupt,
     heard: &Mutex<Heard>,
     starting: &Semaphore,
-) -> Result<Error, Error> {
+) -> Result<(String, Error), Error> {
     let within = cluster.within(&queue.namespace().unwrap_or_default());
     let told = |change: &mut dyn FnMut(&mut Heard)| {
         change(&mut heard.lock().unwrap_or_else(PoisonError::into_inner));
@@ -174,12 +225,12 @@ async fn keep_following(
             permit.take();
             ever = true;
             told(&mut |heard| {
-                heard.live.insert(at, stats.clone());
-                heard.errors.remove(&at);
+                heard.live.insert(uid(&queue), stats.clone());
+                heard.errors.remove(&uid(&queue));
             });
         };
         let outcome =
-            remote::with(&within, queue, interrupt, async |remote| follow(remote, &mut hear).await).await;
+            remote::with(&within, &queue, interrupt, async |remote| follow(remote, &mut hear).await).await;
         let Err(error) = outcome else { continue };
         // A command that was interrupted, and not by us, went with its pod.
         if interrupt.is_told() || (alone && !ever) {
@@ -187,11 +238,11 @@ async fn keep_following(
         }
         // The status knows something still.
         told(&mut |heard| {
-            heard.live.remove(&at);
-            heard.errors.insert(at, error.to_string());
+            heard.live.remove(&uid(&queue));
+            heard.errors.insert(uid(&queue), error.to_string());
         });
         if matches!(error, Error::Forbidden(_)) {
-            return Ok(error);
+            return Ok((uid(&queue), error));
         }
         interrupt
             .or(async {
@@ -292,7 +343,14 @@ fn lines(one: &Figures) -> Table {
             number(line.in_flight).into(),
             number(line.delayed).into(),
             or_dash(line.oldest_age_seconds.map(age)).into(),
-            Cell::toned(if breaker == "open" { Tone::Bad } else { Tone::Dim }, breaker),
+            Cell::toned(
+                match breaker {
+                    "open" => Tone::Bad,
+                    "half-open" => Tone::Warn,
+                    _ => Tone::Dim,
+                },
+                breaker,
+            ),
             Cell::toned(Tone::Dim, line.key.clone()),
         ]);
     }

@@ -201,6 +201,7 @@ fn times(config: &Config, rules: &mut Rules) {
         ("api.redis_timeout", config.api.redis_timeout),
         ("api.header_timeout", config.api.header_timeout),
         ("api.body_timeout", config.api.body_timeout),
+        ("api.answer_timeout", config.api.answer_timeout),
     ] {
         positive(key, time, rules);
     }

@@ -43,6 +43,9 @@ const ROOM: usize = 512 * 1024;
 /// worker whose container may have 256 MiB.
 const READABLE: usize = 8 << 20;
 
+/// A batch's key lives for so long after the last of its jobs to end so far, should others of them never end.
+const BATCH: Duration = Duration::from_secs(30 * 24 * 3600);
+
 /// Larger ones are never read, by nobody.
 fn largest_readable(max_payload_bytes: usize) -> usize {
     runnable(max_payload_bytes).max(READABLE)
@@ -102,7 +105,7 @@ pub fn transition(
     if was != is {
         effects.push(Effect::Unindex { key: keys.index(was.as_str()), member: id.to_owned() });
     }
-    effects.push(Effect::Index { key: keys.index(is.as_str()), at_ms: now_ms, member: id.to_owned() });
+    effects.extend(listed(keys, id, is, now_ms, ttl));
     effects.push(Effect::Publish { channel: keys.events(), message: format!("{id} {}", is.as_str()) });
     effects
 }
@@ -114,6 +117,13 @@ fn expiry(keys: &JobKeys, id: &str, raw: &[u8], ttl: Duration) -> Vec<Effect> {
     if let Some(hash) = Head::read(raw).and_then(|head| head.idempotency_key) {
         let others = unfinished(keys, &hash);
         effects.push(Effect::Unindex { key: others.clone(), member: id.to_owned() });
+        // One whose data another program has deleted never takes its name out: both lapse all the same.
+        let kept = Some(millis(ttl.max(BATCH)));
+        effects.extend([&others, &keys.idem(&hash)].map(|key| Effect::Expire {
+            key: key.clone(),
+            ttl_ms: kept,
+            unless: None,
+        }));
         effects.push(Effect::Expire { key: keys.idem(&hash), ttl_ms, unless: Some(others) });
     }
     effects
@@ -123,6 +133,24 @@ fn expiry(keys: &JobKeys, id: &str, raw: &[u8], ttl: Duration) -> Vec<Effect> {
 /// job has none.
 pub fn unfinished(keys: &JobKeys, hash: &str) -> String {
     keys.index(&format!("batch-{hash}"))
+}
+
+/// Lists a job under a status from now on. What is over is listed for as long as it lives, and the list no longer than
+/// the last of its jobs: so it tells whether there are any.
+fn listed(
+    keys: &JobKeys,
+    id: &str,
+    status: Status,
+    now_ms: u64,
+    ttl: Duration,
+) -> impl Iterator<Item = Effect> + use<> {
+    let key = keys.index(status.as_str());
+    let lapse = status.is_over().then(|| Effect::Expire {
+        key: key.clone(),
+        ttl_ms: Some(millis(ttl)),
+        unless: None,
+    });
+    [Effect::Index { key, at_ms: now_ms, member: id.to_owned() }].into_iter().chain(lapse)
 }
 
 /// What is no job (any more) is not listed any more among those that wait or run: nobody else would take it out.
@@ -271,10 +299,14 @@ impl AsyncJobs {
         Decision { verdict: Verdict::Done, effects }
     }
 
-    /// It is to be run again by somebody else: next, and as if it had not been started.
-    fn released(&self, (mut change, head): (Change<'_>, Head), queue: &QueueKeys, now_ms: u64) -> Decision {
-        let entry = Bytes::copy_from_slice(change.id.as_bytes());
-        let back = returned(entry, queue, self.consuming_side());
+    /// It is to be run again, from where `back` puts it, as if it had not been started.
+    fn released(
+        &self,
+        (mut change, head): (Change<'_>, Head),
+        back: Decision,
+        queue: &QueueKeys,
+        now_ms: u64,
+    ) -> Decision {
         if head.status != Status::Running {
             return back;
         }
@@ -288,10 +320,16 @@ impl AsyncJobs {
         Decision { verdict: Verdict::Released, effects }
     }
 
-    /// Its queue named it and it is not to be run. A cancelled job's time to live starts now.
-    fn dropped(&self, job: &Job, head: &Head, queue: &QueueKeys) -> Decision {
+    /// Its queue named it and it is not to be run. A cancelled job's time to live starts now, and so does the time for
+    /// which it is listed.
+    fn dropped(&self, job: &Job, head: &Head, queue: &QueueKeys, now_ms: u64) -> Decision {
+        let id = &job.fields.id;
         let effects = match head.status {
-            Status::Cancelled => expiry(&queue.jobs, &job.fields.id, &job.raw, self.result_ttl),
+            Status::Cancelled => {
+                let mut effects = expiry(&queue.jobs, id, &job.raw, self.result_ttl);
+                effects.extend(listed(&queue.jobs, id, Status::Cancelled, now_ms, self.result_ttl));
+                effects
+            }
             _ => Vec::new(),
         };
         Decision { verdict: Verdict::Dropped, effects }
@@ -353,7 +391,16 @@ impl Protocol for AsyncJobs {
                 Records::interrupted(self, job, &worker, queue, how, now_ms)
             }
             Outcome::HandlerUnavailable(_) | Outcome::Released => {
-                self.released((change, head), queue, now_ms)
+                let entry = Bytes::copy_from_slice(change.id.as_bytes());
+                let back = returned(entry, queue, self.consuming_side());
+                self.released((change, head), back, queue, now_ms)
+            }
+            Outcome::PutOff(delay, _) => {
+                let member = tagged(unique, change.id.as_bytes());
+                let at_ms = now_ms.saturating_add(millis(*delay));
+                let effects = vec![Effect::Delay { key: queue.delayed.clone(), at_ms, member }];
+                let back = Decision { verdict: Verdict::Released, effects };
+                self.released((change, head), back, queue, now_ms)
             }
         }
     }
@@ -429,7 +476,8 @@ impl Protocol for AsyncJobs {
             | Outcome::Kill(_)
             | Outcome::Discard(Some(_))
             | Outcome::HandlerDied(_)
-            | Outcome::HandlerUnavailable(_) => Some(false),
+            | Outcome::HandlerUnavailable(_)
+            | Outcome::PutOff(..) => Some(false),
             Outcome::Released => None,
         }
     }
@@ -487,7 +535,7 @@ impl Records for AsyncJobs {
         // Running here already: a run of this lane that it does not know of any more.
         let ours = head.status == Status::Running && head.worker.as_deref() == Some(lane);
         if head.status != Status::Pending && !ours {
-            return Start::Drop(self.dropped(job, &head, queue));
+            return Start::Drop(self.dropped(job, &head, queue, now_ms));
         }
         // It is not going to run: nothing of it says that it did.
         if self.condemned(job).is_some() {
@@ -499,12 +547,12 @@ impl Records for AsyncJobs {
         Start::Run(Box::new(Job { raw, fields: job.fields.clone() }), effects)
     }
 
-    fn disowned(&self, job: &Job, lane: &str, queue: &QueueKeys) -> Option<Decision> {
+    fn disowned(&self, job: &Job, lane: &str, queue: &QueueKeys, now_ms: u64) -> Option<Decision> {
         let head = Head::read(&job.raw)?;
         let ours = head.worker.as_ref().is_none_or(|worker| worker == lane);
         match head.status {
             Status::Running | Status::Pending if ours => None,
-            _ => Some(self.dropped(job, &head, queue)),
+            _ => Some(self.dropped(job, &head, queue, now_ms)),
         }
     }
 
@@ -524,7 +572,7 @@ impl Records for AsyncJobs {
             // Whoever dropped the name of the lane when it changed the job did not mean that it is lost.
             Status::Running if head.worker.as_ref().is_none_or(|worker| worker == lane) => {}
             // Another lane runs it, and has it in a list of its own; or it is over.
-            _ => return self.dropped(job, &head, queue),
+            _ => return self.dropped(job, &head, queue, now_ms),
         }
         if how.outside {
             change.explain(&format!("its worker was stopped while it ran ({})", how.cause));

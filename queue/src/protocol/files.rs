@@ -137,7 +137,9 @@ impl Protocol for Files {
             Outcome::HandlerDied(why) => {
                 self.interrupted(&job.raw, queue, Interruption::of_handler(why, false), now_ms)
             }
-            Outcome::HandlerUnavailable(_) | Outcome::Released => released(&job.raw, queue),
+            Outcome::HandlerUnavailable(_) | Outcome::PutOff(..) | Outcome::Released => {
+                released(&job.raw, queue)
+            }
         }
     }
 
@@ -231,7 +233,8 @@ impl Protocol for Files {
             | Outcome::Kill(_)
             | Outcome::Discard(Some(_))
             | Outcome::HandlerDied(_)
-            | Outcome::HandlerUnavailable(_) => Some(false),
+            | Outcome::HandlerUnavailable(_)
+            | Outcome::PutOff(..) => Some(false),
             Outcome::Released => None,
         }
     }

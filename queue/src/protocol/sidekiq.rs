@@ -6,7 +6,7 @@ use std::io::Write as _;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::Bytes;
-use serde::de::{Error as _, IgnoredAny, MapAccess, Visitor};
+use serde::de::{IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -68,7 +68,6 @@ pub struct Sidekiq {
 /// so nothing is copied that nobody keeps.
 #[derive(Default)]
 struct Head<'a> {
-    class: Option<&'a RawValue>,
     jid: Option<&'a RawValue>,
     queue: Option<&'a RawValue>,
     retry_count: Option<&'a RawValue>,
@@ -79,7 +78,6 @@ struct Head<'a> {
 #[derive(Deserialize)]
 #[serde(field_identifier, rename_all = "snake_case")]
 enum HeadField {
-    Class,
     Jid,
     Queue,
     RetryCount,
@@ -103,7 +101,6 @@ impl<'de> Deserialize<'de> for Head<'de> {
                 let mut head = Head::default();
                 while let Some(field) = map.next_key()? {
                     match field {
-                        HeadField::Class => head.class = Some(map.next_value()?),
                         HeadField::Jid => head.jid = Some(map.next_value()?),
                         HeadField::Queue => head.queue = Some(map.next_value()?),
                         HeadField::RetryCount => head.retry_count = Some(map.next_value()?),
@@ -116,11 +113,7 @@ impl<'de> Deserialize<'de> for Head<'de> {
                         }
                     }
                 }
-                match head.class.map_or("null", RawValue::get) {
-                    "null" => Err(A::Error::missing_field("class")),
-                    class if class.starts_with('"') => Ok(head),
-                    _ => Err(A::Error::custom("class: must be a text")),
-                }
+                Ok(head)
             }
         }
         deserializer.deserialize_map(Fields)
@@ -167,12 +160,15 @@ impl Sidekiq {
         Decision { verdict: Verdict::Dead(reason), effects }
     }
 
-    /// Whether a failure that raised `retry_count` to `count` is the last: by the number, or by the time.
-    fn is_exhausted(&self, record: &Record<'_>, count: i64, style: Style, now_ms: u64) -> bool {
+    /// Whether a failure that raised `retry_count` to `count` is the last: by the number, or by the time. Of a job that does
+    /// not say how often it is retried the application knows, by its class: one that it has `judged` and not given up is not
+    /// given up here.
+    fn is_exhausted(&self, record: &Record<'_>, count: i64, style: Style, now_ms: u64, judged: bool) -> bool {
         let allowed = match Retries::of(record.get("retry").as_ref()) {
             Retries::Never => return true,
             Retries::UpTo(count) => count,
-            Retries::Usual => i64::from(self.max_retries),
+            Retries::Unsaid if judged => return false,
+            Retries::Usual | Retries::Unsaid => i64::from(self.max_retries),
         };
         match retry_until_ms(record) {
             // From 8.1 on the time alone decides.
@@ -180,6 +176,12 @@ impl Sidekiq {
             Some(until_ms) => now_ms > until_ms || count >= allowed,
             None => count >= allowed,
         }
+    }
+
+    /// Whether a failure that is still to be written into the job is the last.
+    fn is_last(&self, record: &Record<'_>, now_ms: u64, judged: bool) -> bool {
+        let count = record.integer("retry_count").map_or(0, |count| count.saturating_add(1));
+        self.is_exhausted(record, count, style_of(record), now_ms, judged)
     }
 
     /// A job ran and failed: what Sidekiq's own retry would have done.
@@ -203,15 +205,16 @@ impl Sidekiq {
         };
         // What `retry: false` and `dead: false` say is said of a job that fails, not of one that kills.
         let kills = matches!(failure.reason, Reason::Poison | Reason::Oom);
-        if Retries::of(record.get("retry").as_ref()) == Retries::Never && !kills {
+        // It may never have run: gone without having been tried, it would be lost.
+        let unheard = failure.reason == Reason::NoVerdict;
+        if Retries::of(record.get("retry").as_ref()) == Retries::Never && !kills && !unheard {
             return Decision { verdict: Verdict::GivenUp, effects: Vec::new() };
         }
         let style = style_of(&record);
         let count = write_failure(&mut record, failure, queue, style, now_ms);
-        if kills {
-            // Retried by hand it has all its chances again, alone.
-            record.remove(INTERRUPTIONS);
-        } else {
+        // Retried by hand, one that kills has all its chances again, alone.
+        record.remove(INTERRUPTIONS);
+        if !kills {
             // An attempt that ended by itself clears the suspicion.
             record.remove(DEATHS);
             record.remove(INTERRUPTED_BY);
@@ -219,7 +222,10 @@ impl Sidekiq {
         let chance = random(unique.as_bytes());
         let custom = match kind {
             Failed::Kill => None,
-            Failed::Retry(custom) => (!self.is_exhausted(&record, count, style, now_ms)).then_some(custom),
+            Failed::Retry(custom) => {
+                let judged = failure.raised.is_some();
+                (!self.is_exhausted(&record, count, style, now_ms, judged)).then_some(custom)
+            }
         };
         let Some(custom) = custom else {
             if record.get("dead") == Some(Value::Bool(false)) && !kills {
@@ -286,16 +292,21 @@ impl Protocol for Sidekiq {
             Outcome::HandlerDied(why) => {
                 self.interrupted(&job.raw, queue, Interruption::of_handler(why, false), now_ms)
             }
-            Outcome::HandlerUnavailable(_) | Outcome::Released => {
+            Outcome::HandlerUnavailable(_) | Outcome::PutOff(..) | Outcome::Released => {
                 returned(job.raw.clone(), queue, Verdict::Released)
             }
         }
     }
 
+    /// Unknown of a job that does not say how often it is retried: its class does.
     fn is_last_attempt(&self, job: &Job, now_ms: u64) -> Option<bool> {
         let record = Record::read(&job.raw)?;
-        let count = record.integer("retry_count").map_or(0, |count| count.saturating_add(1));
-        Some(self.is_exhausted(&record, count, style_of(&record), now_ms))
+        let said = Retries::of(record.get("retry").as_ref()) != Retries::Unsaid;
+        said.then(|| self.is_last(&record, now_ms, false))
+    }
+
+    fn is_last_failure(&self, job: &Job, failure: &Failure, now_ms: u64) -> Option<bool> {
+        Some(self.is_last(&Record::read(&job.raw)?, now_ms, failure.raised.is_some()))
     }
 
     fn condemned(&self, job: &Job) -> Option<Failure> {
@@ -377,10 +388,12 @@ impl Protocol for Sidekiq {
         (record.text("queue").map(|name| self.names.queue(&name)), record.write())
     }
 
-    /// A job's own failure says nothing about the application that ran it; one that could not be reached, or died, does.
+    /// A job's own failure says nothing about the application that ran it; one that could not be reached, died, or does not
+    /// say what became of the job, does.
     fn breaker_sample(&self, outcome: &Outcome) -> Option<bool> {
         match outcome {
-            Outcome::HandlerDied(_) | Outcome::HandlerUnavailable(_) => Some(false),
+            Outcome::HandlerDied(_) | Outcome::HandlerUnavailable(_) | Outcome::PutOff(..) => Some(false),
+            Outcome::Failed(failure) if failure.reason == Reason::NoVerdict => Some(false),
             // It may hang, or the job may be long: nobody knows.
             Outcome::Failed(failure) if failure.reason == Reason::Timeout => None,
             Outcome::Done
@@ -456,7 +469,7 @@ fn style_of(record: &Record<'_>) -> Style {
 /// What stands where Sidekiq writes the class of an exception, when there was none.
 pub const fn class_of(reason: Reason) -> &'static str {
     match reason {
-        Reason::Handler => "Jobqueue::HandlerError",
+        Reason::Handler | Reason::NoVerdict => "Jobqueue::HandlerError",
         Reason::Timeout => "Jobqueue::Timeout",
         Reason::Panic => "Jobqueue::Panic",
         Reason::Malformed => "Jobqueue::Malformed",

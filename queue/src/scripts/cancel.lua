@@ -14,5 +14,7 @@ redis.call('SET', KEYS[1], ARGV[3], 'KEEPTTL')
 -- What follows only tells of it: never a reason to stop.
 redis.pcall('ZREM', KEYS[2], ARGV[1])
 redis.pcall('ZADD', KEYS[3], ARGV[4], ARGV[1])
+-- It lives until its id is met, and a while longer: so does the list of it.
+redis.pcall('PERSIST', KEYS[3])
 redis.pcall('PUBLISH', ARGV[5], ARGV[1] .. ' cancelled')
 return 1

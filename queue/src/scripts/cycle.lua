@@ -260,7 +260,7 @@ for queue = 1, queues do
 end
 local said = table.concat(statuses)
 redis.call('HSET', record, 'seq', ARGV[2], 'statuses', said, 'tails', table.concat(tails, ','),
-  'alone', ARGV[3], 'quiet', ARGV[4], 'held', held_count)
+  'alone', ARGV[3], 'quiet', quiet == ARGV[4] and quiet or '', 'held', held_count)
 if reserved_count > 0 then redis.pcall('HINCRBY', KEYS[4], 'reserved', reserved_count) end
 for counter, count in pairs(counted) do
   if count > 0 then redis.pcall('HINCRBY', KEYS[4], counter, count) end

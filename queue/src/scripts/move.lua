@@ -7,7 +7,7 @@
 if ARGV[1] == 'fenced' and redis.call('HEXISTS', KEYS[1], 'token') == 1 then return { 'HELD' } end
 local errors, statuses, at = {}, {}, 3
 -- The first write, never refused: see cycle.lua. Counters of the wrong type are no reason to stop.
-redis.pcall('HDEL', KEYS[1], '')
+redis.pcall('HDEL', KEYS[1], ARGV[1] == 'fenced' and 'forget' or '')
 for job = 1, tonumber(ARGV[2]) do
   local source, kind, member = KEYS[tonumber(ARGV[at])], ARGV[at + 1], ARGV[at + 2]
   local effects, status = tonumber(ARGV[at + 3]), '0'

@@ -107,8 +107,8 @@ impl Session {
         self.set_for(&key, cause, lasting).await
     }
 
-    /// Takes the news of why this process' handler died, if there is any.
-    pub async fn take_death(&mut self, process: &str) -> Result<Option<String>, StoreError> {
+    /// Why this process' handler died, if that is known. All jobs that died with it ask.
+    pub async fn told_death(&mut self, process: &str) -> Result<Option<String>, StoreError> {
         let key = self.keys.handler_death(process);
         self.get(&key).await
     }

@@ -8,12 +8,12 @@ use redis::{Cmd, Value};
 use super::control::{LANES, PAGES};
 use super::ownership::claim;
 use super::{
-    Call, ENQUEUE, LIMIT, MOVE, PAGE, PAGE_BYTES, PAGE_COUNT, Refusal, SNAPSHOT, Session, Status, StoreError,
-    TURN, bytes, list, number, text, unexpected,
+    Call, ENQUEUE, KEEP, LIMIT, MOVE, PAGE, PAGE_BYTES, PAGE_COUNT, Refusal, SNAPSHOT, Session, Status,
+    StoreError, TURN, UNSEE, WIDEN, bytes, list, number, text, unexpected,
 };
 use crate::effects::{Effect, Side};
 use crate::job;
-use crate::keys::Keys;
+use crate::protocol::async_jobs::Status as JobStatus;
 
 /// An enqueue call that was not answered may be repeated for this long, through any outage, without adding
 /// its jobs again. Answered calls leave no mark: see `enqueue.lua`.
@@ -36,7 +36,7 @@ pub struct Enqueue {
 /// What a rate limit gave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Granted {
-    /// How many.
+    /// How many of the wanted may go now.
     pub granted: u64,
     /// When the window resets.
     pub resets_in: Duration,
@@ -95,9 +95,9 @@ pub struct Snapshot {
     pub dead_letters: u64,
     /// Completed jobs kept.
     pub completed: u64,
-    /// Lanes.
+    /// Lanes with a lease, whether their heartbeat stands or not.
     pub lanes: u64,
-    /// Fenced lanes.
+    /// Fenced lanes that are not forgotten yet.
     pub reaping: u64,
     /// Jobs held by lanes, the fenced ones too: those that run, and those that are parked or on their way back.
     /// Of the same instant as `waiting`, so a job that is being reserved stands in exactly one of them.
@@ -497,22 +497,12 @@ impl Session {
         }
     }
 
-    /// Sets a key that lapses by itself; `false` when another holder has it. Who has it keeps it also on a full Redis.
-    pub async fn claim(&mut self, key: &str, holder: &str, ttl: Duration) -> Result<bool, StoreError> {
-        let ttl = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
-        match self.get(key).await? {
-            Some(present) if present == holder => {
-                let mut extend = Cmd::new();
-                extend.arg("PEXPIRE").arg(key).arg(ttl);
-                Ok(number(&self.query(&extend).await?) == Some(1))
-            }
-            Some(_) => Ok(false),
-            None => {
-                let mut set = Cmd::new();
-                set.arg("SET").arg(key).arg(holder).arg("NX").arg("PX").arg(ttl);
-                Ok(matches!(self.query(&set).await?, Value::Okay | Value::SimpleString(_)))
-            }
-        }
+    /// Takes a mark that lapses by itself, or renews one that is ours; `false` when another has it. Who has it keeps it also
+    /// on a full Redis.
+    pub async fn keep(&mut self, key: &str, who: &str, ttl: Duration) -> Result<bool, StoreError> {
+        let mut call = Call::new(vec![key.to_owned()]);
+        call.arg(who).arg(u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX));
+        Ok(number(&self.eval(&KEEP, &call).await?) == Some(1))
     }
 
     /// Whether a key exists.
@@ -530,19 +520,37 @@ impl Session {
         Ok((value != Value::Nil).then(|| text(value)))
     }
 
-    /// Whether a shard holds no job that somebody would still have to run, and no dead letter that somebody may
-    /// want to look at or to requeue.
-    pub async fn is_empty(&mut self, shard: &Keys) -> Result<bool, StoreError> {
-        let mut keys = vec![shard.lanes(), shard.reaping(), shard.dead_letters()];
-        keys.extend(
-            shard.queues.iter().flat_map(|queue| [&queue.queue, &queue.suspects, &queue.delayed]).cloned(),
-        );
-        for key in keys {
-            if self.exists(&key).await? {
-                return Ok(false);
-            }
+    /// Writes down how many shards there are, unless that many are written down already; answers what is then.
+    pub async fn widen(&mut self, version: &str, shards: u16, text: &str) -> Result<String, StoreError> {
+        let mut call = Call::new(vec![self.keys.layout(), self.keys.counters()]);
+        call.arg(version).arg(shards).arg(text);
+        Ok(super::text(self.eval(&WIDEN, &call).await?))
+    }
+
+    /// Whether the shard holds no job that somebody would still have to run, and no dead letter that somebody may
+    /// want to look at or to requeue. A lane that holds nothing does not count: else those who serve the shard because
+    /// of each other's lanes would do so for ever.
+    pub async fn is_empty(&mut self) -> Result<bool, StoreError> {
+        let seen = self.snapshot(Side::Left).await?;
+        let none = |queue: &QueueSnapshot| {
+            queue.waiting + queue.suspects + queue.delayed == 0 && queue.unfit.is_empty()
+        };
+        let held = seen.in_flight + seen.reaping + seen.dead_letters;
+        Ok(held == 0 && seen.unfit.is_empty() && seen.queues.iter().all(none))
+    }
+
+    /// Whether the shard has jobs that are over and can still be read: their lists lapse with the last of them.
+    pub async fn has_finished(&mut self) -> Result<bool, StoreError> {
+        if !self.keys.names_jobs() {
+            return Ok(false);
         }
-        Ok(true)
+        let jobs = self.keys.jobs();
+        let mut get = Cmd::new();
+        get.arg("EXISTS");
+        for status in JobStatus::ALL.into_iter().filter(|status| status.is_over()) {
+            get.arg(jobs.index(status.as_str()));
+        }
+        Ok(number(&self.query(&get).await?) != Some(0))
     }
 
     /// Deletes a key in the background of Redis.
@@ -633,6 +641,36 @@ impl Session {
         let mut remove = Cmd::new();
         remove.arg("HDEL").arg(key).arg(fields);
         self.query(&remove).await.map(drop)
+    }
+
+    /// Writes down that `place` is where files come from that one memory is kept of, for as long as `ttl`; answers how many
+    /// such places there are.
+    pub async fn seen_in(&mut self, key: &str, place: &str, ttl: Duration) -> Result<u64, StoreError> {
+        let ttl = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
+        let now_ms = self.now_ms();
+        let [mut add, mut lapse, mut expire, mut count] = [(); 4].map(|()| Cmd::new());
+        add.arg("ZADD").arg(key).arg(now_ms).arg(place);
+        lapse.arg("ZREMRANGEBYSCORE").arg(key).arg("-inf").arg(now_ms.saturating_sub(ttl));
+        expire.arg("PEXPIRE").arg(key).arg(ttl);
+        count.arg("ZCARD").arg(key);
+        let answers = match self.query_all(vec![add, lapse, expire, count]).await {
+            Err(StoreError::Unexpected(reason)) => return Err(self.unfit(&[key.to_owned()], reason).await),
+            answers => answers?,
+        };
+        answers.last().and_then(number).ok_or_else(|| unexpected("ZCARD"))
+    }
+
+    /// Forgets files of a memory, unless another place than `place` has files in it; `false` when it has.
+    pub async fn unsee(
+        &mut self,
+        seen: &str,
+        places: &str,
+        place: &str,
+        files: &[String],
+    ) -> Result<bool, StoreError> {
+        let mut call = Call::new(vec![seen.to_owned(), places.to_owned()]);
+        call.arg(place).arg(files);
+        Ok(number(&self.eval(&UNSEE, &call).await?) == Some(1))
     }
 
     /// Sets fields of a hash, those that it does not have yet.

@@ -75,6 +75,17 @@ pub enum Fenced {
     Gone,
 }
 
+/// What a look at a fenced lane came to.
+#[derive(Debug)]
+pub enum Rest {
+    /// It was empty for long enough, or there was nothing of it any more.
+    Forgotten,
+    /// It holds nothing, but one more job may arrive. Or it has its lease.
+    Empty,
+    /// What its record says, and its lists that are not known to be empty.
+    Holds(Box<LaneRecord>, Vec<String>),
+}
+
 impl Session {
     /// Opens a lane under a number that was never used before.
     pub async fn register(&mut self, who: &Registration) -> Result<LaneHandle, StoreError> {
@@ -217,18 +228,53 @@ impl Session {
         }
     }
 
-    /// Forgets a fenced lane once its lists have been empty for `empty_ms`.
+    /// Looks at a page of fenced lanes in one round trip: what each holds; one whose lists have been empty for `empty_ms` is
+    /// forgotten. A record that cannot be read is no reason to overlook the others.
     pub async fn forget(
         &mut self,
-        lane: &str,
-        record: &LaneRecord,
+        lanes: &[String],
         empty_ms: u64,
-    ) -> Result<bool, StoreError> {
-        let mut keys = vec![self.keys.record(lane), self.keys.reaping()];
-        keys.extend(record.lists.iter().flat_map(|queue| queue.lists.clone()));
-        let mut call = Call::new(keys);
-        call.arg(lane).arg(empty_ms);
-        Ok(number(&self.eval(&FORGET, &call).await?) == Some(1))
+    ) -> Result<Vec<Result<Rest, StoreError>>, StoreError> {
+        let call = |lane: &String| {
+            let mut call = Call::new(vec![self.keys.record(lane), self.keys.reaping()]);
+            call.arg(lane).arg(empty_ms);
+            call
+        };
+        let calls: Vec<Call> = lanes.iter().map(call).collect();
+        let replies = match calls.as_slice() {
+            [] => Vec::new(),
+            calls => self.eval_all(&FORGET, calls).await?,
+        };
+        let rest = |(lane, reply): (&String, Value)| match reply {
+            Value::Array(parts) => {
+                let mut parts = parts.into_iter();
+                let fields = parts.next().unwrap_or(Value::Nil);
+                let record = record(fields)?.unwrap_or_default();
+                Ok(Rest::Holds(Box::new(record), parts.map(text).collect()))
+            }
+            Value::Int(1) => Ok(Rest::Forgotten),
+            Value::Int(_) => Ok(Rest::Empty),
+            reason => Err(StoreError::Unfit { key: self.keys.record(lane), reason: text(reason) }),
+        };
+        Ok(lanes.iter().zip(replies).map(rest).collect())
+    }
+
+    /// Puts fenced lanes that were looked at behind those that were not: a reaper whose time is up begins with the latter.
+    pub async fn put_back(&mut self, lanes: &[&str]) -> Result<(), StoreError> {
+        if lanes.is_empty() {
+            return Ok(());
+        }
+        let now_ms = self.now_ms();
+        let mut add = Cmd::new();
+        add.arg("ZADD").arg(self.keys.reaping()).arg("XX");
+        for lane in lanes {
+            add.arg(now_ms).arg(*lane);
+        }
+        match self.query(&add).await {
+            // Full: they stay where they are, and only the order suffers.
+            Err(StoreError::OutOfMemory(_)) => Ok(()),
+            outcome => outcome.map(drop),
+        }
     }
 
     /// Takes charge of lists that no lane claims; `false` when one does after all.
@@ -327,7 +373,7 @@ impl Session {
         Ok(list(self.query(&get).await?)?.into_iter().map(text).collect())
     }
 
-    /// Up to `count` fenced lanes, the longest fenced first.
+    /// Up to `count` fenced lanes: first those that nobody has looked at for the longest time, last those that are empty.
     pub async fn reaping(&mut self, count: usize) -> Result<Vec<String>, StoreError> {
         let mut get = Cmd::new();
         get.arg("ZRANGE").arg(self.keys.reaping()).arg(0).arg(count.saturating_sub(1));

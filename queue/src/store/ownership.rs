@@ -121,6 +121,7 @@ impl Session {
             self.unlink_all(&page.iter().flat_map(of).collect::<Vec<_>>()).await?;
         }
         let mut families = vec![self.keys.seen(""), self.keys.enqueued(""), self.keys.quiet("")];
+        families.extend([self.keys.seen_in(""), self.keys.seen_layout("")]);
         if self.keys.names_jobs() {
             let jobs = self.keys.jobs();
             families.extend([jobs.data(""), jobs.index(""), jobs.idem("")]);

@@ -41,9 +41,10 @@ RSpec.describe "Agreement with Sidekiq" do
     { fate: fate ? fate.last : :gone, entry: entry, in: score && (score - Time.now.to_f), events: events }
   end
 
-  def by_sidecar(job)
+  def by_sidecar(job, **headers)
     Events.clear
-    answer = Rack::MockRequest.new(app).post("/jobs/execute", :input => JSON.generate(job), "REMOTE_ADDR" => "127.0.0.1")
+    answer = Rack::MockRequest.new(app).post("/jobs/execute", :input => JSON.generate(job), "REMOTE_ADDR" => "127.0.0.1",
+                                                                    "CONTENT_TYPE" => "application/json", **headers)
     said = JSON.parse(answer.body)
     fate = said["kill"] ? :dead : :retried
     fate = :gone if said["discard"] || said["status"] == "success"
@@ -89,6 +90,27 @@ RSpec.describe "Agreement with Sidekiq" do
       error = ->(known) { [known["error_class"], known["error_message"].lines.first] }
       expect(error[ours[:said]]).to eq(error[theirs[:entry]])
       expect(ours[:said]["backtrace"]&.size).to eq(fields[:backtrace])
+    end
+  end
+
+  it "holds for what becomes of a job that names no class" do
+    [{ retry: true }, { retry: 3 }, { retry: 0 }, { retry: false }].each do |fields|
+      expect(by_sidecar(job(nil, **fields))[:fate]).to eq(by_sidekiq(job(nil, **fields))[:fate]), fields.inspect
+      @redis.client.flushall
+    end
+  end
+
+  it "holds for the queue that middleware is told" do
+    # Moved since it was enqueued.
+    moved = job("Echo", queue: "elsewhere")
+    expect(by_sidecar(moved, "HTTP_X_JOB_QUEUE" => "default")[:events]).to eq(by_sidekiq(moved)[:events])
+  end
+
+  it "holds for a job whose class is retried more often than is usual, and that does not say it" do
+    [98, 99].each do |count|
+      failed = job("FailsVeryOften", retry_count: count, failed_at: 1_700_000_000.1)
+      expect(by_sidecar(failed)[:fate]).to eq(by_sidekiq(failed)[:fate]), count.to_s
+      @redis.client.flushall
     end
   end
 

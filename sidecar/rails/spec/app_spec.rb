@@ -16,7 +16,12 @@ RSpec.describe Jobqueue::Sidecar::App do
 
   def post(body, path: "/jobs/execute", **env)
     body = JSON.generate(body) unless body.is_a?(String)
-    web.post(path, { :input => body, "REMOTE_ADDR" => "127.0.0.1" }.merge(env.transform_keys(&:to_s)))
+    web.post(path, from("127.0.0.1", body).merge(env.transform_keys(&:to_s)))
+  end
+
+  # What the worker sends, from this address.
+  def from(address, body)
+    { :input => body, "CONTENT_TYPE" => "application/json", "REMOTE_ADDR" => address }
   end
 
   def verdict(*args, **fields)
@@ -34,6 +39,12 @@ RSpec.describe Jobqueue::Sidecar::App do
       answer = verdict("Echo", 1, "two", { "three" => [3.5, nil] })
       expect(answer).to match("status" => "success", "result" => "", "execution_time" => be_a(Float))
       expect(Events.to_a).to eq([[:middleware, "Echo", "j1", "default"], [:performed, [1, "two", { "three" => [3.5, nil] }]]])
+    end
+
+    it "tells its middleware which queue it was fetched from, as far as somebody has said it" do
+      post(job("Echo"), HTTP_X_JOB_QUEUE: "moved")
+      post(job("Echo"), HTTP_X_JOB_QUEUE: "a\nb")
+      expect(happened(:middleware).map(&:last)).to eq(%w[moved default])
     end
 
     it "gets bignums, floats, nesting and any text as they were sent" do
@@ -127,6 +138,14 @@ RSpec.describe Jobqueue::Sidecar::App do
       expect(JSON.parse(not_last.body)).not_to include("kill")
       class_knows = post(job("FailsOnce").except("retry"), "HTTP_X_JOB_LAST_ATTEMPT" => "false")
       expect(JSON.parse(class_knows.body)).to include("kill" => true)
+    end
+
+    it "is given up as its class says when it does not say it itself, however often the worker would retry it" do
+      fails = ->(count) { JSON.parse(post(job("FailsVeryOften", retry_count: count).except("retry")).body) }
+      expect(fails[98]).to include("status" => "failure").and(satisfy { |said| !said["kill"] })
+      expect(happened(:died)).to eq([])
+      expect(fails[99]).to include("kill" => true)
+      expect(happened(:died).size).to eq(1)
     end
 
     it "looks at the clock itself when the time for its retries may have ended while it ran" do
@@ -266,7 +285,7 @@ RSpec.describe Jobqueue::Sidecar::App do
         app = described_class.new(settings)
         request = Rack::MockRequest.new(app)
         thread = Thread.new do
-          request.post("/jobs/execute", :input => JSON.generate(job(name, retry: 0)), "REMOTE_ADDR" => "::1")
+          request.post("/jobs/execute", from("::1", JSON.generate(job(name, retry: 0))))
         end
         Waits::STARTED.pop
         app.gate.stop(0)
@@ -289,8 +308,20 @@ RSpec.describe Jobqueue::Sidecar::App do
       expect(happened(:interrupted).size).to eq(1)
     end
 
+    it "knows a job by the text of its name, and one without a name by none" do
+      [7, ""].each do |jid|
+        thread = running(jid: jid)
+        ordered = JSON.parse(post({ jids: [jid.to_s] }, path: "/jobs/interrupt").body)
+        expect(ordered["running"]).to eq(jid == 7 ? 1 : 0)
+        # Of two without a name neither keeps the other waiting.
+        expect(post(job("Echo", jid: jid)).status).to eq(jid == 7 ? 503 : 200)
+        Waits::GO << true if jid == ""
+        thread.join
+      end
+    end
+
     it "takes an order to stop from nobody else, and only as it is meant" do
-      post = ->(body, address) { web.post("/jobs/interrupt", :input => body, "REMOTE_ADDR" => address).status }
+      post = ->(body, address) { web.post("/jobs/interrupt", from(address, body)).status }
       expect([post['{"jids":["a"]}', "10.0.0.7"], post['{"jids":["a"]}', "::1"]]).to eq([401, 200])
       expect(['{"jids":"a"}', '{"jids":[1]}', "[]", "{"].map { |body| post[body, "::1"] }).to eq([400] * 4)
       expect(web.get("/jobs/interrupt").status).to eq(405)
@@ -309,7 +340,7 @@ RSpec.describe Jobqueue::Sidecar::App do
 
     it "fails a job whose earlier run hangs, so that it takes one slot and no more" do
       thread = running(jid: "j1", HTTP_X_JOB_TIMEOUT: "0.05")
-      sleep 0.1
+      eventually("its time is over") { post(job("Waits")).status == 200 }
       retried = Array.new(3) { |count| verdict("Waits", retry_count: count) }
       expect(retried.map { |said| [said["status"], said["error_class"]] }.uniq).to eq([%w[failure Jobqueue::StillRunning]])
       expect(JSON.parse(web.get("/health").body)).to include("status" => "ok", "busy" => 1)
@@ -323,9 +354,8 @@ RSpec.describe Jobqueue::Sidecar::App do
 
     it "is in bad health when every slot has a job that nobody waits for" do
       threads = Array.new(2) { running(HTTP_X_JOB_TIMEOUT: "0.05") }
-      sleep 0.1
-      health = web.get("/health")
-      expect([health.status, JSON.parse(health.body)["status"]]).to eq([503, "stuck"])
+      health = eventually("their time is over") { web.get("/health").then { |answer| answer if answer.status == 503 } }
+      expect(JSON.parse(health.body)["status"]).to eq("stuck")
       2.times { Waits::GO << true }
       threads.each(&:join)
       expect(web.get("/health").status).to eq(200)
@@ -352,7 +382,7 @@ RSpec.describe Jobqueue::Sidecar::App do
       app = described_class.new(Jobqueue::Sidecar::Settings.new(environment), memory: -> { 11 << 20 },
                                                                               stop: -> { stopped << true })
       request = Rack::MockRequest.new(app)
-      start = ->(name) { request.post("/jobs/execute", :input => JSON.generate(job(name)), "REMOTE_ADDR" => "::1") }
+      start = ->(name) { request.post("/jobs/execute", from("::1", JSON.generate(job(name)))) }
       thread = Thread.new { start["Waits"] }
       Waits::STARTED.pop
       # Nobody ends a job: it is who asks for the health that finds out.
@@ -372,7 +402,7 @@ RSpec.describe Jobqueue::Sidecar::App do
       app = described_class.new(Jobqueue::Sidecar::Settings.new(environment), memory: -> { resident },
                                                                               stop: -> { stopped += 1 })
       request = Rack::MockRequest.new(app)
-      run = -> { request.post("/jobs/execute", :input => JSON.generate(job("Echo")), "REMOTE_ADDR" => "::1").status }
+      run = -> { request.post("/jobs/execute", from("::1", JSON.generate(job("Echo")))).status }
       expect([run.call, stopped]).to eq([200, 0])
       resident += 1
       expect(run.call).to eq(200)
@@ -389,7 +419,7 @@ RSpec.describe Jobqueue::Sidecar::App do
   describe "what is no job" do
     it "is refused with a reason that does not quote it" do
       { "4711" => "a job is a JSON object", "[4711" => "not JSON", "{\"class\":\"Echo\",\"args\":{}}" => "args: must be an array",
-        "{\"args\":[]}" => "class: must be a text", "#{"[" * 101}#{"]" * 101}" => "nested too deeply" }.each do |body, text|
+        "#{"[" * 101}#{"]" * 101}" => "nested too deeply" }.each do |body, text|
         answer = post(body)
         expect([answer.status, JSON.parse(answer.body)["status"]]).to eq([400, "error"]), body
         expect(answer.body).to include(text)
@@ -411,10 +441,22 @@ RSpec.describe Jobqueue::Sidecar::App do
 
   describe "a stranger" do
     it "learns nothing and runs nothing" do
-      answer = web.post("/jobs/execute", :input => "{", "REMOTE_ADDR" => "10.0.0.1")
+      answer = web.post("/jobs/execute", from("10.0.0.1", "{"))
       expect([answer.status, JSON.parse(answer.body)["result"]]).to eq([401, "unauthorized"])
       expect(@log.string).to include("Refused a request: without JOBQUEUE_TOKEN_FILE")
       expect(web.get("/health", "REMOTE_ADDR" => "10.0.0.1").status).to eq(200)
+    end
+
+    it "is a page in a browser too, at whatever address, and with whatever secret" do
+      page = ->(**env) { %w[execute death interrupt].map { |path| post(job("Echo"), path: "/jobs/#{path}", **env).status } }
+      ["text/plain", "application/x-www-form-urlencoded", "application/jsonp", "", nil].each do |type|
+        expect(page.call(CONTENT_TYPE: type)).to eq([415] * 3), type
+      end
+      ["https://example.com", "null", "http://127.0.0.1:3000"].each do |origin|
+        expect(page.call(HTTP_ORIGIN: origin)).to eq([403] * 3), origin
+      end
+      expect(happened(:performed) + happened(:died)).to eq([])
+      expect(post(job("Echo"), CONTENT_TYPE: "Application/JSON; charset=utf-8").status).to eq(200)
     end
 
     it "is known by the token" do

@@ -3,21 +3,6 @@
 RSpec.describe Jobqueue::Sidecar::Gate do
   subject(:gate) { described_class.new(2, interrupt: Sidekiq::Shutdown) }
 
-  # Runs a block in a slot of another thread; it is in its slot when this returns.
-  def occupy(gate, **how)
-    entered = Queue.new
-    thread = Thread.new do
-      gate.run(**how) do
-        entered << true
-        yield
-      end
-    rescue Sidekiq::Shutdown
-      :interrupted
-    end
-    entered.pop
-    thread
-  end
-
   it "runs as many as it has slots and refuses the next without running it" do
     go = Queue.new
     threads = Array.new(2) { occupy(gate) { go.pop } }

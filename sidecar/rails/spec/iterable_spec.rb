@@ -7,21 +7,6 @@ RSpec.describe "An IterableJob" do
     @redis = RedisServer.start
     @before = Sidekiq.default_configuration.instance_variable_get(:@redis_config)
     use(url: @redis.url)
-    stub_const("CountsToFive", Class.new do
-      include Sidekiq::IterableJob
-
-      def build_enumerator(cursor:)
-        array_enumerator([1, 2, 3, 4, 5], cursor: cursor)
-      end
-
-      def each_iteration(number)
-        Events << [:counted, number]
-        return unless number == 2
-
-        Waits::STARTED << true
-        Waits::GO.pop
-      end
-    end)
   end
 
   after do
@@ -44,7 +29,8 @@ RSpec.describe "An IterableJob" do
   let(:job) { { "class" => "CountsToFive", "args" => [], "jid" => "it1", "queue" => "default", "retry" => true } }
 
   def post(body, path: "/jobs/execute")
-    JSON.parse(web.post(path, :input => JSON.generate(body), "REMOTE_ADDR" => "127.0.0.1").body)
+    JSON.parse(web.post(path, :input => JSON.generate(body), "CONTENT_TYPE" => "application/json",
+                               "REMOTE_ADDR" => "127.0.0.1").body)
   end
 
   it "stops at a good place when the worker is about to, is enqueued again by itself, and goes on from there" do

@@ -51,6 +51,16 @@ RSpec.describe "The sidecar's process" do
       expect(@sidecar.output).not_to match(/9471[123]/)
     end
 
+    it "keeps out of the log what an ActiveJob failed of, which quotes its arguments" do
+      report = { "job_class" => "ReportJob", "job_id" => "a", "queue_name" => "default",
+                 "arguments" => ["94714", { "at" => "94715", "_aj_ruby2_keywords" => ["at"] }] }
+      answer = @sidecar.post(job("ActiveJob::QueueAdapters::SidekiqAdapter::JobWrapper", report, wrapped: "ReportJob"))
+      expect(answer.body).to include('"error_class":"NoMethodError"')
+      # What to look for, with the place where it was raised.
+      expect(@sidecar.output).to match(/Error performing ReportJob .*NoMethodError.*report_job\.rb/m)
+      expect(@sidecar.output).not_to match(/9471[45]/)
+    end
+
     it "refuses what is more than its slots, and stays in good health" do
       running = [begin_job("one", 1.5), begin_job("two", 1.5)]
       answers = Array.new(4) { @sidecar.post(job("ThumbnailJob", "three")) }
@@ -103,7 +113,7 @@ RSpec.describe "The sidecar's process" do
       signature = OpenSSL::HMAC.hexdigest("SHA256", key, "#{now}./jobs/execute.#{body}")
       UNIXSocket.open(socket) do |io|
         io.write("POST /jobs/execute HTTP/1.1\r\nHost: localhost\r\nContent-Length: #{body.bytesize}\r\n" \
-                 "X-Jobqueue-Timestamp: #{now}\r\nX-Jobqueue-Signature: sha256=#{signature}\r\n\r\n#{body}")
+                 "Content-Type: application/json\r\nX-Jobqueue-Timestamp: #{now}\r\nX-Jobqueue-Signature: sha256=#{signature}\r\n\r\n#{body}")
         io.gets[/\d{3}/]
       end
     end
@@ -138,19 +148,21 @@ RSpec.describe "The sidecar's process" do
     own = Socket.ip_address_list.find { |address| address.ipv4? && !address.ipv4_loopback? }
     skip "this machine has no address but loopback" if own.nil?
     expect(Net::HTTP.get_response(URI("http://#{own.ip_address}:#{port}/health")).code).to eq("200")
+    json = { "Content-Type" => "application/json" }
     far = URI("http://#{own.ip_address}:#{port}/jobs/execute")
-    expect(Net::HTTP.post(far, JSON.generate(job("ThumbnailJob", "far"))).code).to eq("401")
+    expect(Net::HTTP.post(far, JSON.generate(job("ThumbnailJob", "far")), json).code).to eq("401")
     # One that is gone when Puma asks who it was.
     body = JSON.generate(job("ThumbnailJob", "gone"))
     20.times do
       TCPSocket.open(own.ip_address, port) do |io|
         io.setsockopt(Socket::SOL_SOCKET, Socket::SO_LINGER, [1, 0].pack("ii"))
-        io.write("POST /jobs/execute HTTP/1.1\r\nHost: localhost\r\nContent-Length: #{body.bytesize}\r\n\r\n#{body}")
+        io.write("POST /jobs/execute HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n" \
+                 "Content-Length: #{body.bytesize}\r\n\r\n#{body}")
       end
     end
-    # Behind all of them, and then some time.
     expect(@sidecar.post(job("ThumbnailJob", "after")).code).to eq("200")
-    sleep 0.5
+    # At its end it has dealt with all that it was sent.
+    @sidecar.stop
     expect(notes.grep(/far|gone/)).to eq([])
   ensure
     @sidecar&.stop

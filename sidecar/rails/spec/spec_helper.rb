@@ -10,6 +10,7 @@ require "support/jobs"
 require "support/eventually"
 require "support/redis_server"
 require "support/sidekiq_versions"
+require "support/slots"
 require "jobqueue/sidecar/app"
 require "rack/mock"
 
@@ -24,6 +25,7 @@ Redis.sadd_returns_boolean = false if Redis.respond_to?(:sadd_returns_boolean=)
 
 RSpec.configure do |config|
   config.include Eventually
+  config.include Slots
   config.disable_monkey_patching!
   config.order = :random
   config.before(:suite) do

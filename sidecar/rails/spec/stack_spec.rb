@@ -226,7 +226,9 @@ RSpec.describe "The stack of the example", :worker do
 
   it "loses none of a thousand jobs while application, worker and both are killed, and takes no attempt", :long do
     names = Array.new(1000) { |number| "many#{number}" }
-    Sidekiq::Client.push_bulk("class" => "ThumbnailJob", "args" => names.map { |name| [name, 0.05] })
+    failed = Sidekiq::Stats.new.failed
+    # Any attempt would be its last.
+    Sidekiq::Client.push_bulk("class" => "ThumbnailJob", "args" => names.map { |name| [name, 0.05] }, "retry" => 0)
     made = -> { notes.grep(/\Amade many/).uniq.size }
     [%w[app], %w[worker], %w[app worker]].each_with_index do |killed, round|
       eventually("#{200 * (round + 1)} jobs are made", timeout: 60) { made.call >= 200 * (round + 1) }
@@ -235,6 +237,7 @@ RSpec.describe "The stack of the example", :worker do
     end
     eventually("all are made", timeout: 120) { made.call == 1000 }
     expect([Sidekiq::RetrySet.new.size, Sidekiq::DeadSet.new.size]).to eq([0, 0])
+    expect(Sidekiq::Stats.new.failed).to eq(failed)
   end
 
   it "buries a job that kills its application again and again, and no other", :long do

@@ -1,24 +1,34 @@
 # frozen_string_literal: true
 
 RSpec.describe Jobqueue::Sidecar::Watchdog do
-  # As much of a gate as it looks at.
-  let(:gate) { Struct.new(:now, :stuck) { alias_method(:stuck?, :stuck) }.new(0, false) }
+  let(:gate) { Jobqueue::Sidecar::Gate.new(1, interrupt: Sidekiq::Shutdown, clock: -> { @now }) }
   let(:stopped) { [] }
   let(:watchdog) do
-    described_class.new(gate, sidekiq: Jobqueue::Sidecar::SidekiqRuntime.new, patience: 60, stop: -> { stopped << gate.now })
+    described_class.new(gate, sidekiq: Jobqueue::Sidecar::SidekiqRuntime.new, patience: 60, stop: -> { stopped << @now })
   end
 
-  def looked(now, stuck)
-    gate.now = now
-    gate.stuck = stuck
-    watchdog.look
-    stopped.dup
+  # When it has stopped the process, having looked at each of these times.
+  def looked(*times)
+    times.each do |now|
+      @now = now
+      watchdog.look
+    end
+    stopped
   end
 
   it "ends a process that has been stuck for so long, and none that recovers in between" do
-    looks = [[0, true], [59, true], [60, false], [61, true], [120, true], [121, true]]
-    expect(looks.map { |now, stuck| looked(now, stuck) }).to eq([[], [], [], [], [], [121]])
+    @now = 0
+    go = Queue.new
+    job = occupy(gate, deadline: 10) { go.pop }
+    expect(looked(11, 70)).to be_empty
+    go << :ended
+    job.join
+    expect(looked(71)).to be_empty
+    hanging = occupy(gate, deadline: 80) { go.pop }
+    expect(looked(81, 140)).to be_empty
+    expect(looked(141)).to eq([141])
     expect(@log.string).to include("every slot has been held by a job that nobody waits for")
+    hanging.kill
   end
 
   it "does nothing where it is not wanted" do

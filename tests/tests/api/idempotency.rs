@@ -1,8 +1,8 @@
 //! Asking twice creates once.
 use std::collections::HashSet;
 
-use crate::scene::{Scene, addr_of, api_options, command};
-use e2e::Worker;
+use crate::scene::{SOON, Scene, addr_of, api_options, command};
+use e2e::{Worker, WorkerOptions, eventually};
 use serde_json::{Value, json};
 
 #[tokio::test]
@@ -51,6 +51,30 @@ async fn a_repeated_request_is_told_how_its_job_fares_now() {
     scene.move_to(first.body["id"].as_str().unwrap(), "running").await;
     let again = scene.post_once("/jobs", "k", &body).await;
     assert_eq!((again.status, again.body["status"].as_str()), (200, Some("running")));
+}
+
+#[tokio::test]
+async fn the_key_of_a_batch_lapses_although_one_of_its_jobs_was_deleted() {
+    let scene = Scene::start().await;
+    let batch = json!({ "jobs": [{ "type": "a" }, { "type": "b" }] });
+    let made = scene.post_once("/jobs:batch", "k", &batch).await;
+    let ids: Vec<&str> =
+        made.body["jobs"].as_array().unwrap().iter().map(|job| job["id"].as_str().unwrap()).collect();
+    let mut redis = scene.redis().await;
+    let _: () = command(&mut redis, &["DEL", &format!("jobs:data:{}", ids[0])]).await;
+    let worker = WorkerOptions::new("worker").redis(scene.server.addr()).env("PROTOCOL", "async");
+    let _worker = Worker::spawn(&worker);
+    eventually(SOON, "the other to be completed", async || {
+        let other = scene.get(&format!("/jobs/{}", ids[1])).await;
+        if other.body["status"] == "completed" { Ok(()) } else { Err(other) }
+    })
+    .await;
+    for pattern in ["jobs:idem:*", "jobs:index:batch-*"] {
+        let keys: Vec<String> = command(&mut redis, &["KEYS", pattern]).await;
+        assert_eq!(keys.len(), 1, "{pattern}");
+        let left: i64 = command(&mut redis, &["PTTL", &keys[0]]).await;
+        assert!(left > 0, "{pattern} lapses: {left}");
+    }
 }
 
 #[tokio::test]

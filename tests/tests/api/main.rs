@@ -4,6 +4,7 @@ mod cancelling;
 mod clients;
 mod idempotency;
 mod jobs;
+mod layouts;
 mod listing;
 mod load;
 mod outage;

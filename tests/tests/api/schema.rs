@@ -4,7 +4,8 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
-use crate::scene::Scene;
+use crate::scene::{SOON, Scene, command};
+use e2e::{Worker, WorkerOptions, eventually};
 use serde_json::json;
 
 /// Bounds its share of `make test`; without it a run takes as long as it finds new cases.
@@ -39,6 +40,19 @@ async fn schemathesis_finds_no_difference_between_the_description_and_the_server
     let created = scene.queued().await.len();
     println!("{created} jobs were created");
     assert!(created > 0);
+}
+
+#[tokio::test]
+async fn schemathesis_finds_no_difference_while_declared_handlers_run_the_jobs() {
+    let handlers = json!({ "email": { "simulate": { "base": "5ms" } }, "resize": "simulate" });
+    let scene =
+        Scene::with(|options| options.env("API_MAX_WAIT", "20ms").env("ASYNC_HANDLERS", &handlers)).await;
+    let worker = WorkerOptions::new("worker").redis(scene.server.addr()).env("PROTOCOL", "async");
+    let _worker = Worker::spawn(&worker.env("ASYNC_HANDLERS", &handlers));
+    passed(&schemathesis(scene.url("/openapi.json"), Vec::new()).await.unwrap());
+    eventually(SOON, "all to be run", async || scene.queued().await.is_empty()).await;
+    let completed: usize = command(&mut scene.redis().await, &["ZCARD", "jobs:index:completed"]).await;
+    assert!(completed > 0, "none was run");
 }
 
 #[tokio::test]

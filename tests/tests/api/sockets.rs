@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use crate::scene::{SOON, Scene};
+use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
@@ -102,6 +103,23 @@ async fn slow_heads_and_slow_bodies_are_ended() {
 }
 
 #[tokio::test]
+async fn a_client_that_leaves_its_answers_lying_is_ended_and_its_room_given_back() {
+    let scene = Scene::with(|options| {
+        options.env("API_ANSWER_TIMEOUT", "300ms").env("OBSERVABILITY_LOG_LEVEL", "debug")
+    })
+    .await;
+    let large = json!({ "type": "t", "payload": "x".repeat(1_000_000) });
+    let created = scene.post("/jobs", &large).await;
+    let request = format!("GET /jobs/{} HTTP/1.1\r\nhost: x\r\n\r\n", created.body["id"].as_str().unwrap());
+    // More than the kernel takes for it.
+    let mut lazy = TcpStream::connect(scene.addr).await.unwrap();
+    lazy.write_all(request.repeat(64).as_bytes()).await.unwrap();
+    scene.api.wait_for_log("Closed a connection that left its answers lying").await;
+    assert_eq!(scene.post("/jobs", &large).await.status, 201);
+    drop(lazy);
+}
+
+#[tokio::test]
 async fn a_body_that_ends_too_early_creates_nothing() {
     let scene = Scene::start().await;
     let head =
@@ -154,7 +172,7 @@ async fn answers_that_nobody_reads_are_bounded_and_others_hear_of_it() {
     );
     assert!((60..=68).contains(&kept), "{kept}");
     scene.get(&path).await.is_problem(503, "overloaded");
-    scene.post("/jobs", &serde_json::json!({ "type": "t" })).await.is_problem(503, "overloaded");
+    scene.post("/jobs", &large).await.is_problem(503, "overloaded");
     assert_eq!(scene.queued().await.len(), 1, "nothing is created that could not be answered");
     assert_eq!(scene.get("/healthz").await.status, 200);
     drop((unread, client));

@@ -139,3 +139,50 @@ async fn the_key_of_a_batch_lives_as_long_as_the_last_of_its_jobs() {
     let anew = scene.post_once("/jobs:batch", "k", &batch).await;
     assert_eq!(anew.status, 201, "{anew:?}");
 }
+
+#[tokio::test]
+async fn a_type_whose_handler_is_not_there_keeps_no_other_waiting_and_loses_nothing() {
+    let recorder = Recorder::start().await;
+    // Nobody listens there yet.
+    let place = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let dead = place.local_addr().unwrap();
+    drop(place);
+    let handlers = json!({
+        "email": { "http": { "url": format!("http://{dead}") } },
+        "resize": { "http": { "url": recorder.url() } },
+    });
+    let scene = Scene::with(|options| options.env("ASYNC_HANDLERS", &handlers)).await;
+    let mut emails = Vec::new();
+    for _ in 0..30 {
+        emails.push(scene.create("email").await);
+    }
+    let resized = scene.create("resize").await;
+    let options = worker(&scene, &recorder).env("ASYNC_HANDLERS", &handlers).env("WORKER_COUNT", 2);
+    // Whatever the breaker would do some time: it is not needed for others to run.
+    let worker = Worker::spawn(&options.env("CIRCUIT_BREAKER_MIN_SAMPLES", 1_000_000));
+    recorder.wait_started(&resized, 1).await;
+    assert_eq!(after(&scene, &resized, "running").await["status"], "completed");
+    for id in &emails {
+        let email = scene.get(&format!("/jobs/{id}")).await.body;
+        assert!(email["status"] == "pending" || email["status"] == "running", "{email}");
+        assert_eq!((&email["error"], email.get("retries")), (&Value::Null, None), "{email}");
+    }
+    // Its handler comes back.
+    let place = tokio::net::TcpListener::bind(dead).await.unwrap();
+    let to = recorder.addr();
+    let _there = tokio::spawn(async move {
+        while let Ok((mut from, _)) = place.accept().await {
+            let mut to = tokio::net::TcpStream::connect(to).await.unwrap();
+            tokio::spawn(async move { tokio::io::copy_bidirectional(&mut from, &mut to).await });
+        }
+    });
+    for id in &emails {
+        let done = eventually(SOON, "the mail to be sent", async || {
+            let email = scene.get(&format!("/jobs/{id}")).await;
+            if email.body["status"] == "completed" { Ok(email.body) } else { Err(email) }
+        })
+        .await;
+        assert_eq!((&done["attempts"], recorder.starts(id)), (&json!(1), 1), "{done}");
+    }
+    assert_eq!(worker.metric("jobs_failed_total", &[]).await.unwrap_or(0.0).to_bits(), 0.0_f64.to_bits());
+}

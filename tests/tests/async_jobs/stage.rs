@@ -183,7 +183,7 @@ impl Runner {
                 Err(decision) => return self.carry_out(entry, decision).await.unwrap(),
             };
             let lane = self.lane.handle.id.clone();
-            if let Some(decision) = protocol.records().unwrap().disowned(&job, &lane, &self.queue) {
+            if let Some(decision) = protocol.records().unwrap().disowned(&job, &lane, &self.queue, now_ms) {
                 return self.carry_out(entry, decision).await.unwrap();
             }
         }

@@ -67,7 +67,7 @@ async fn a_busy_pod_that_is_not_ready_is_not_taken_in_place_of_an_idle_one() {
     // Whether a pod is ready is what the test says.
     start(&space, "readinessGates: [{conditionType: test/well}],").await;
     let redis = space.managed("busy").await;
-    redis.push_all(LOW, &lasting(0, 20, 25)).await;
+    redis.push_all(LOW, &lasting(0, 20, 45)).await;
     space.await_asked_for("busy", 2).await;
     redis.await_running(20).await;
     // Neither is ready, both are busy; then two more workers come for short jobs, and those are well.
@@ -88,6 +88,10 @@ async fn a_busy_pod_that_is_not_ready_is_not_taken_in_place_of_an_idle_one() {
         Ok(())
     })
     .await;
+    await_draining(&space).await;
+    let held = redis.held().await;
+    let long = held.iter().filter(|job| job["duration_ms"] == 45_000).count();
+    assert_eq!(long, 20, "two are to go while those that are not well are busy");
     assert_uninterrupted(&redis, 40).await;
     space.await_asked_for("busy", 0).await;
     space.delete().await;

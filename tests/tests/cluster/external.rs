@@ -12,6 +12,7 @@ async fn an_external_redis_is_used_with_tls_and_an_acl_user_of_a_secret() {
     let secrets = json!({ "apiVersion": "v1", "kind": "List", "items": [
         { "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "server" }, "stringData": {
             "ca.crt": text(&certificates.ca), "tls.crt": text(&certificates.server_cert), "tls.key": text(&certificates.server_key),
+            "client.crt": text(&certificates.client_cert), "client.key": text(&certificates.client_key),
         }},
         { "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "client" }, "stringData": {
             "username": "orders", "password": "sesame", "ca.crt": text(&certificates.ca),
@@ -41,12 +42,12 @@ async fn an_external_redis_is_used_with_tls_and_an_acl_user_of_a_secret() {
         "default",
         "off",
     ];
-    // The server's own certificate is for servers only: redis-cli in its pod has none to show.
-    let server = [&server[..], &["--tls-auth-clients", "optional"]].concat();
-    let flags =
-        ["--tls", "--cacert", "/tls/ca.crt", "--no-auth-warning", "--user", "orders", "--pass", "sesame"];
-    let redis =
-        space.external_with("store", &server, flags.map(str::to_owned).to_vec(), Some("server")).await;
+    // Whoever shows no certificate is not let in. The server's own is for servers only, so redis-cli has the client's.
+    let server = [&server[..], &["--tls-auth-clients", "yes"]].concat();
+    let tls = ["--tls", "--cacert", "/tls/ca.crt", "--cert", "/tls/client.crt", "--key", "/tls/client.key"];
+    let flags = [&tls[..], &["--no-auth-warning", "--user", "orders", "--pass", "sesame"]].concat();
+    let flags = flags.into_iter().map(str::to_owned).collect();
+    let redis = space.external_with("store", &server, flags, Some("server")).await;
     let address = format!("store.{}:6379", space.name);
     let external =
         format!("{{address: \"{address}\", secretRef: {{name: client}}, tls: {{serverName: localhost}}}}");

@@ -3,6 +3,7 @@ mod api;
 mod deletion;
 mod drain;
 mod drift;
+mod examples;
 mod external;
 mod handlers;
 mod left_behind;

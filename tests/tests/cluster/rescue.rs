@@ -2,7 +2,7 @@
 //! brought the jobs back.
 use std::time::Instant;
 
-use e2e::kubernetes::{LOW, Namespace, Redis, given, job, patiently, process_of, run, test_cluster};
+use e2e::kubernetes::{LOW, Namespace, Redis, given, job, on_the_test_cluster, patiently, process_of, run};
 use rustix::process::{Signal, kill_process};
 use serde_json::{Value, json};
 
@@ -17,6 +17,23 @@ async fn await_cause(redis: &Redis<'_>, cause: &str, count: usize) {
         if those >= count { Ok(()) } else { Err(held) }
     })
     .await;
+}
+
+/// How long ago the last container of a queue's worker pods came to its end, which Kubernetes notes in whole seconds.
+async fn since_the_end(space: &Namespace, queue: &str, statuses: &str) -> String {
+    let labels = format!("jobqueue.dev/queue={queue},app.kubernetes.io/component=worker");
+    let pods = space.list("pods", &labels).await;
+    let ends = pods.iter().filter_map(|pod| pod["status"][statuses].as_array()).flatten().filter_map(|one| {
+        let of = |state: &str| one[state]["terminated"]["finishedAt"].as_str().map(str::to_owned);
+        of("state").or_else(|| of("lastState"))?.parse::<jiff::Timestamp>().ok()
+    });
+    let Some(end) = ends.max() else { panic!("no container has ended: {pods:?}") };
+    format!(
+        "{:.0?}",
+        std::time::Duration::from_secs(
+            u64::try_from((jiff::Timestamp::now() - end).get_seconds()).unwrap_or(0)
+        )
+    )
 }
 
 #[tokio::test]
@@ -46,7 +63,7 @@ async fn the_jobs_of_a_pod_deleted_by_force_run_elsewhere_in_seconds() {
 
 #[tokio::test]
 async fn the_jobs_of_a_container_started_again_in_place_are_run_again() {
-    if test_cluster(&["kubeconfig"]).await.is_none() {
+    if !on_the_test_cluster() {
         return;
     }
     let space = Namespace::create("again").await;
@@ -87,15 +104,17 @@ async fn the_jobs_of_a_worker_out_of_memory_say_so() {
         redis.push_all(LOW, &[large]).await;
     }
     space.patch("oom", r#"{"spec": {"paused": false}}"#).await;
-    let began = Instant::now();
-    patiently("a suspect that was interrupted for want of memory", async || {
-        const LOOK: &str = "for _, list in ipairs({'jobqueue:low_priority:suspects', unpack(redis.call('KEYS', 'jobqueue:worker:*'))}) do \
+    patiently("a job that runs again and was interrupted for want of memory", async || {
+        const LOOK: &str = "for _, list in ipairs(redis.call('KEYS', 'jobqueue:worker:*')) do \
             local job = redis.call('LINDEX', list, 0) if job and string.find(job, '\"interrupted_by\":\"oom\"', 1, true) then return 1 end end return 0";
         let found = redis.ask(&["EVAL", LOOK, "0"]).await.unwrap_or_default();
         if found == "1" { Ok(()) } else { Err(found) }
     })
     .await;
-    println!("the jobs of a worker out of memory were back after {:.1?}", began.elapsed());
+    println!(
+        "jobs of a worker out of memory ran again {} after its end",
+        since_the_end(&space, "oom", "containerStatuses").await
+    );
     space.delete().await;
 }
 
@@ -128,6 +147,10 @@ async fn a_job_that_takes_all_memory_of_the_app_ends_among_the_dead_letters_with
     assert_eq!(
         (&letter["id"], &letter["reason"], &letter["interrupted_by"]),
         (&json!("job-3"), &json!("oom"), &json!("oom"))
+    );
+    println!(
+        "a dead letter {} after the end of the app",
+        since_the_end(&space, "apps", "initContainerStatuses").await
     );
     redis.await_completed(0..3).await;
     assert_eq!(redis.count(&["LLEN", "jobqueue:dead_letter"]).await, 1, "nobody else is blamed");

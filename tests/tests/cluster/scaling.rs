@@ -231,6 +231,7 @@ async fn a_breaker_that_was_open_when_the_last_worker_went_gets_one_who_tries_fi
     let scaled = space.events("Scaled").await;
     let first = "Scaled workers from 0 to 1: 50 jobs behind an open breaker, one worker to try it";
     assert!(scaled.iter().any(|note| note == first), "{scaled:?}");
-    assert!(!scaled.iter().any(|note| note.starts_with("Scaled workers from 0 to 5")), "{scaled:?}");
+    // What the one has not tried yet it does not call closed: when more are started, 20 (minSamples) of the 50 are done.
+    assert!(!scaled.iter().any(|note| note.contains(" to 4:") || note.contains(" to 5:")), "{scaled:?}");
     space.delete().await;
 }

@@ -1,7 +1,7 @@
 //! The API server goes away and comes back.
 use std::time::Duration;
 
-use e2e::kubernetes::{LOW, Namespace, decoded, job, kubectl, patiently, test_cluster};
+use e2e::kubernetes::{LOW, Namespace, decoded, job, kubectl, on_the_test_cluster, patiently, test_cluster};
 use e2e::wait::eventually;
 use redis::AsyncCommands as _;
 
@@ -25,7 +25,7 @@ async fn direct(space: &Namespace, queue: &str) -> redis::aio::MultiplexedConnec
 
 async fn jobs_run_without_an_api_server(away: Duration) {
     let _turn = alone().await;
-    if test_cluster(&["kubeconfig"]).await.is_none() {
+    if !on_the_test_cluster() {
         return;
     }
     let space = Namespace::create("apiserver").await;

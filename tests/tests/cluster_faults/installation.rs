@@ -48,6 +48,9 @@ async fn an_uninstall_keeps_the_queues_and_hangs_nothing() {
         values.path().to_str().expect("text"),
         "--wait",
         "--timeout=3m",
+        // On a cluster of yours: what scripts/ours goes by.
+        "--labels",
+        "jobqueue.dev/for=tests",
     ];
 
     helm(&["uninstall", "jobqueue", "--wait", "--timeout=3m"]).await;

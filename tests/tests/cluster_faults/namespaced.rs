@@ -1,13 +1,16 @@
 //! An operator that looks after some namespaces only.
 use std::panic::AssertUnwindSafe;
 
-use e2e::kubernetes::{Audit, LOW, Namespace, patiently, run};
+use e2e::kubernetes::{Audit, LOW, Namespace, kubectl, on_the_test_cluster, patiently, run};
 use futures::FutureExt as _;
 
 use crate::{CHART, alone, scale_operators, values};
 
 #[tokio::test]
-async fn an_operator_for_one_namespace_serves_it_and_asks_for_nothing_elsewhere() {
+async fn an_operator_for_two_namespaces_asks_for_nothing_elsewhere_and_serves_one_when_the_other_is_gone() {
+    if !on_the_test_cluster() {
+        return;
+    }
     let _turn = alone().await;
     let values = values().await;
     // Who looks after all namespaces would do the work of the other one.
@@ -24,8 +27,9 @@ async fn an_operator_for_one_namespace_serves_it_and_asks_for_nothing_elsewhere(
 }
 
 async fn serve(values: &str) -> Namespace {
-    let (home, inside, outside) = (
+    let (home, doomed, inside, outside) = (
         Namespace::create("home").await,
+        Namespace::create("doomed").await,
         Namespace::create("inside").await,
         Namespace::create("outside").await,
     );
@@ -35,7 +39,7 @@ async fn serve(values: &str) -> Namespace {
         let all = [&["--namespace", home.name.as_str()], arguments].concat();
         run("helm", &all, None).await.unwrap_or_else(|error| panic!("helm {arguments:?}: {error}"))
     };
-    let only = format!("watchNamespaces={{{}}}", inside.name);
+    let only = format!("watchNamespaces={{{},{}}}", doomed.name, inside.name);
     // Two releases cannot both own what a cluster has once.
     let mine = ["--set", &only, "--set", "crds.enabled=false,rbac.aggregate=false,replicaCount=1"];
     let install = ["install", "single", CHART, "--values", values, "--wait", "--timeout=3m"];
@@ -48,21 +52,26 @@ async fn serve(values: &str) -> Namespace {
     redis.push(LOW, 0..3).await;
     redis.await_completed(0..3).await;
     assert_eq!(outside.condition("ignored", "Ready").await, "-/-: -");
-    if let Some(audit) = audit.map(|audit| audit.of(&home.name)) {
-        let requests = audit.requests();
-        assert!(requests.iter().any(|request| request.namespace == inside.name && request.is_write()));
-        let elsewhere = ["", "kube-system", home.name.as_str(), inside.name.as_str()];
-        let astray: Vec<_> = requests
-            .iter()
-            // Where the API server is has to be known: no Redis may be there.
-            .filter(|one| {
-                (one.resource.as_str(), one.name.as_str())
-                    != ("discovery.k8s.io/endpointslices", "kubernetes")
-            })
-            .filter(|one| !elsewhere.contains(&one.namespace.as_str()) || one.code == 403)
-            .collect();
-        assert!(astray.is_empty(), "{astray:#?}");
-    }
+    let requests = audit.of(&home.name).requests();
+    assert!(requests.iter().any(|request| request.namespace == inside.name && request.is_write()));
+    let ours = ["", "kube-system", home.name.as_str(), doomed.name.as_str(), inside.name.as_str()];
+    let astray: Vec<_> = requests
+        .iter()
+        // Where the API server is has to be known: no Redis may be there.
+        .filter(|one| {
+            (one.resource.as_str(), one.name.as_str()) != ("discovery.k8s.io/endpointslices", "kubernetes")
+        })
+        .filter(|one| !ours.contains(&one.namespace.as_str()) || one.code == 403)
+        .collect();
+    assert!(astray.is_empty(), "{astray:#?}");
+
+    // The first of its namespaces goes, and our Role with it. Who starts after that serves the other one.
+    kubectl(&["delete", "namespace", &doomed.name, "--timeout=120s"]).await.expect("gone");
+    let operator = "deployment/single-jobqueue-operator";
+    home.kubectl(&["rollout", "restart", operator]).await.expect("restarted");
+    home.kubectl(&["rollout", "status", operator, "--timeout=120s"]).await.expect("ready");
+    inside.queue("later", "{}").await;
+    inside.await_ready("later").await;
     helm(&["uninstall", "single", "--wait", "--timeout=3m"]).await;
     patiently("the queue without its operator", async || {
         inside.condition("served", "Ready").await.starts_with("True")

@@ -1,7 +1,7 @@
 //! A node that is cut off: its processes live, and nobody can tell.
 use std::time::{Duration, Instant};
 
-use e2e::kubernetes::{LOW, Namespace, kubectl, patiently, test_cluster};
+use e2e::kubernetes::{LOW, Namespace, kubectl, on_the_test_cluster, patiently, test_cluster};
 use futures::FutureExt as _;
 use serde_json::{Value, json};
 
@@ -15,7 +15,7 @@ const TTL: Duration = Duration::from_secs(10);
 #[tokio::test]
 async fn the_jobs_of_a_cut_off_node_run_elsewhere_once_their_heartbeats_are_gone_and_are_settled_once() {
     let _turn = alone().await;
-    if test_cluster(&["kubeconfig"]).await.is_none() {
+    if !on_the_test_cluster() {
         return;
     }
     let space = Namespace::create("cutoff").await;
@@ -80,7 +80,7 @@ async fn the_jobs_of_a_cut_off_node_run_elsewhere_once_their_heartbeats_are_gone
 #[tokio::test]
 async fn the_jobs_of_a_node_that_is_marked_out_of_service_run_elsewhere_at_once() {
     let _turn = alone().await;
-    if test_cluster(&["kubeconfig"]).await.is_none() {
+    if !on_the_test_cluster() {
         return;
     }
     let space = Namespace::create("outofservice").await;

@@ -69,13 +69,11 @@ async fn two_operators_that_both_lead_lose_no_job_and_double_none() {
     let _turn = alone().await;
     let space = Namespace::create("twoleaders").await;
     let another = start_another().await;
-    let worker = "{concurrency: 10, heartbeatTtl: 10m, handler: {simulate: {base: 2s}}}";
-    let scaling = "{backlogPerWorker: 20, scaleDownDelay: 2s}";
+    let worker = "{concurrency: 10, heartbeatTtl: 10m, handler: {simulate: {base: 20s}}}";
+    let scaling = "{minReplicas: 4, backlogPerWorker: 20, scaleDownDelay: 2s}";
     space.queue("two", &format!("{{worker: {worker}, scaling: {scaling}}}")).await;
-    space.await_ready("two").await;
+    space.await_condition("two", "WorkersAvailable", "True/Available: 4 of 4").await;
     let redis = space.managed("two").await;
-    redis.push(LOW, 0..100).await;
-    space.await_condition("two", "WorkersAvailable", "True/Available: 5 of 5").await;
     patiently("another operator that leads and looks at the queue", async || {
         let metrics = another.metrics().await?;
         let of = format!("namespace=\"{}\"", space.name);
@@ -83,12 +81,18 @@ async fn two_operators_that_both_lead_lose_no_job_and_double_none() {
         if sees { Ok(()) } else { Err("it does not see the queue".to_owned()) }
     })
     .await;
+    redis.push(LOW, 0..40).await;
+    redis.await_running(40).await;
     // Both see the same deaths, and both give the same jobs back.
     for pod in space.workers("two").await.iter().take(2) {
         space.kubectl(&["delete", "pod", pod, "--force", "--grace-period=0"]).await.expect("deleted");
     }
-    redis.await_completed(0..100).await;
-    assert_eq!(redis.count(&["HGET", "jobqueue:counters", "done"]).await, 100, "each was settled once");
+    redis.await_completed(0..40).await;
+    assert_eq!(redis.count(&["HGET", "jobqueue:counters", "done"]).await, 40, "each was settled once");
+    let again = redis.completed_jobs().await;
+    let again = again.values().filter(|job| job["interrupted_by"] == "deleted").count();
+    assert_eq!(again, 20, "the jobs of two pods were given back, and those of no other");
+    space.patch("two", r#"{"spec": {"scaling": {"minReplicas": 0}}}"#).await;
     space.await_asked_for("two", 0).await;
     another.metrics().await.expect("the other operator has led until now");
     drop(another);

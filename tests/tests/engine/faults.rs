@@ -10,15 +10,15 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use e2e::engine::{
-    Bench, CONSUMING, Lane, SCRIPTS, enqueue, failure, ids, job, kill, load_script, registration,
-    shared_server,
+    Bench, CONSUMING, Lane, SCRIPTS, enqueue, failure, ids, job, kill, load_script, reaper_settings,
+    registration, shared_server,
 };
 use e2e::proxy::Rule;
 use e2e::{Fault, Options, Proxy, RedisServer, eventually};
 use jobqueue::effects::{Effect, Side, Verdict};
 use jobqueue::outcome::Outcome;
 use jobqueue::promoter;
-use jobqueue::reaper::Reaped;
+use jobqueue::reaper::{Reaped, Reaper};
 use jobqueue::store::{
     Cycled, Fenced, PageKind, Parked, Registration, Session, Settlement, Span, Status, StoreError, Turn,
 };
@@ -239,6 +239,36 @@ mod denied {
         Bench::on(shared_server().await, config).await.session()
     }
 
+    /// Where jobs go.
+    fn destinations(bench: &Bench) -> [String; 6] {
+        let high = bench.high();
+        [high.queue, high.suspects, high.delayed, high.completed, high.dead_letters, high.counters]
+    }
+
+    /// A session as a user that may do everything, but for one destination.
+    async fn session_without(bench: &mut Bench, prefix: &str, denied: &str) -> Session {
+        let own = destinations(bench).into_iter().filter(|key| key != denied);
+        let low = bench.low();
+        let others = [low.queue, low.suspects, low.delayed].into_iter();
+        let families = [
+            "lane*",
+            "worker:*",
+            "processing:*",
+            "tried:*",
+            "quiet:*",
+            "paused",
+            "reaping",
+            "data:*",
+            "index:*",
+            "idem:*",
+        ];
+        let families = families.into_iter().map(|family| format!("{prefix}:{family}"));
+        let mut rules = vec!["+@all".to_owned(), "&*".to_owned()];
+        rules.extend(own.chain(others).chain(families).map(|key| format!("~{key}")));
+        let rules: Vec<&str> = rules.iter().map(String::as_str).collect();
+        session_as(bench, prefix, &rules).await
+    }
+
     async fn holding(bench: &mut Bench) -> Lane {
         bench.push(&bench.high().queue, &["a", "b", "c"].map(job)).await;
         let mut lane = bench.lane().await;
@@ -321,14 +351,54 @@ mod denied {
     }
 
     #[tokio::test]
-    async fn a_user_that_may_not_touch_the_dead_letters_opens_no_lane() {
+    async fn a_user_that_may_not_touch_one_of_the_destinations_opens_no_lane() {
         let prefix = e2e::engine::fresh_prefix();
         let mut bench = Bench::on(shared_server().await, json!({ "key_prefix": prefix })).await;
-        let patterns = [format!("~{prefix}:[a-ce-z]*"), format!("~{prefix}:delayed:*")];
-        let mut session = session_as(&mut bench, &prefix, &["+@all", &patterns[0], &patterns[1]]).await;
-        let error = session.register(&registration(60_000)).await.unwrap_err();
-        let denied = format!("key {}", bench.high().dead_letters);
-        assert!(matches!(&error, StoreError::Denied { what } if *what == denied), "{error}");
+        for denied in destinations(&bench) {
+            let mut session = session_without(&mut bench, &prefix, &denied).await;
+            let error = session.register(&registration(60_000)).await.unwrap_err();
+            let what = format!("key {denied}");
+            assert!(matches!(&error, StoreError::Denied { what: said } if *said == what), "{what}: {error}");
+            assert!(error.to_string().contains("give the ACL user this key"), "{error}");
+            session_as(&mut bench, &prefix, &["reset"]).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn each_destination_that_is_denied_is_named_and_no_job_is_gone() {
+        let prefix = e2e::engine::fresh_prefix();
+        let mut bench = Bench::on(shared_server().await, json!({ "key_prefix": prefix })).await;
+        let mut lane = holding(&mut bench).await;
+        let high = bench.high();
+        for (outcome, denied) in
+            [(Outcome::Done, &high.completed), (failure(), &high.delayed), (kill(), &high.dead_letters)]
+        {
+            let allowed =
+                std::mem::replace(&mut lane.session, session_without(&mut bench, &prefix, denied).await);
+            let mut cycle = lane.next();
+            if outcome == Outcome::Done {
+                cycle.queues[0].done.push(job("a"));
+            } else {
+                cycle.settlements.push(lane.settlement(0, &job("a"), &outcome));
+            }
+            let error = lane.say(&cycle).await.unwrap_err();
+            let what = format!("key {denied}");
+            assert!(matches!(&error, StoreError::Denied { what: said } if *said == what), "{what}: {error}");
+            bench.assert_conserved(&["a", "b", "c"]).await;
+            session_as(&mut bench, &prefix, &["reset"]).await;
+            lane.session = allowed;
+        }
+        // What a reaper gives back has two destinations more.
+        let id = lane.handle.id.clone();
+        for (cause, denied) in [("heartbeat", &high.suspects), ("evicted", &high.queue)] {
+            bench.session().fence(&id, true, cause).await.unwrap();
+            let session = session_without(&mut bench, &prefix, denied).await;
+            let mut reaper = Reaper::new(session, bench.engine.protocol.clone(), reaper_settings(SHORT));
+            let error = reaper.empty(&id, &mut Reaped::default()).await.unwrap_err();
+            assert!(error.to_string().contains(denied.as_str()), "{error}");
+            bench.assert_conserved(&["a", "b", "c"]).await;
+            session_as(&mut bench, &prefix, &["reset"]).await;
+        }
     }
 
     #[tokio::test]
@@ -394,7 +464,8 @@ mod out_of_memory {
         jobs[0].seen = Some(("/data/f".into(), "1:1".into()));
         let error = session.enqueue("1", &seen, CONSUMING.opposite(), &jobs).await.unwrap_err();
         assert!(matches!(error, StoreError::OutOfMemory(_)) && error.is_transient(), "{error}");
-        assert!(error.to_string().contains("maxmemory"), "{error}");
+        let advice = "Redis is out of memory: raise maxmemory or make room";
+        assert!(error.to_string().starts_with(advice), "{error}");
         assert!(!session.exists(&seen).await.unwrap(), "or the file would never be enqueued");
 
         let mut cycle = lane.asking(1);

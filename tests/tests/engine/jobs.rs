@@ -8,9 +8,10 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use e2e::engine::{Bench, CONSUMING, enqueue, ids, job, large_job};
+use e2e::engine::{Bench, CONSUMING, enqueue, ids, job, large_job, load_script};
+use e2e::{Options, RedisServer};
 use jobqueue::promoter;
-use jobqueue::store::{Enqueue, PageKind, RecordedLists, Refusal, StoreError, Turn};
+use jobqueue::store::{Enqueue, PAGE_COUNT, PageKind, RecordedLists, Refusal, StoreError, Turn};
 use redis::AsyncCommands as _;
 use serde_json::json;
 
@@ -144,24 +145,40 @@ mod promoting {
 
     #[tokio::test]
     async fn of_100_000_due_jobs_two_promoters_at_once_move_each_once_in_bounded_pages() {
-        let mut bench = Bench::new().await;
+        // A server of its own, whose log has every call.
+        let server = RedisServer::start(Options::default()).await;
+        server.cli(&["CONFIG", "SET", "slowlog-max-len", "1000000"]);
+        let mut bench = Bench::on(&server, json!({})).await;
         let total = 100_000;
         let mut fill = redis::cmd("EVAL");
         fill.arg("for i = 1, ARGV[1] do redis.call('ZADD', KEYS[1], i % 1000, 'u' .. i .. '|{\"id\":\"' .. i .. '\"}') end");
         fill.arg(1).arg(bench.low().delayed).arg(total).query_async::<()>(&mut bench.redis).await.unwrap();
+        let sha = load_script(&mut bench.redis, "move").await;
+        server.cli(&["CONFIG", "SET", "slowlog-log-slower-than", "0"]);
         let promote = async |mut session: jobqueue::store::Session| {
             let mut moved = 0;
             loop {
                 let promoted = promoter::pass(&mut session, &bench.engine.protocol).await.unwrap();
                 moved += promoted.moved;
                 if !promoted.more {
-                    return (moved, session.round_trips);
+                    return moved;
                 }
             }
         };
-        let ((one, trips), (two, _)) = tokio::join!(promote(bench.session()), promote(bench.session()));
+        let (one, two) = tokio::join!(promote(bench.session()), promote(bench.session()));
         assert_eq!(one + two, total);
-        assert!(trips > 100, "pages, not one step");
+        let mut log = redis::cmd("SLOWLOG");
+        // Number, time, microseconds, words, client, its name.
+        let log: Vec<(u64, u64, u64, Vec<String>, String, String)> =
+            log.arg("GET").arg(1_000_000).query_async(&mut bench.redis).await.unwrap();
+        let moves = |words: &[String]| words[0] == "EVALSHA" && words[1] == sha;
+        let calls: Vec<_> = log.iter().filter(|entry| moves(&entry.3)).collect();
+        // EVALSHA, SHA, number of keys, keys, "", number of jobs.
+        let jobs = |words: &[String]| words[4 + words[2].parse::<usize>().unwrap()].parse::<usize>().unwrap();
+        let largest = calls.iter().map(|entry| jobs(&entry.3)).max().unwrap();
+        assert!(largest <= PAGE_COUNT, "{largest} in one call");
+        let longest = calls.iter().map(|entry| entry.2).max().unwrap();
+        println!("{} calls, {largest} jobs in the largest, {longest} us in the longest", calls.len());
         let waiting: usize = bench.redis.llen(bench.low().queue).await.unwrap();
         assert_eq!(waiting, total);
         let left: usize = bench.redis.zcard(bench.low().delayed).await.unwrap();

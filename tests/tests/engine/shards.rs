@@ -13,11 +13,11 @@ use e2e::engine::{
     CONSUMING, config, enqueue, failure, fresh_prefix, id_of, ids, job, kill, large_job, reaper_settings,
     registration, shared_server,
 };
-use e2e::{Cluster, eventually};
+use e2e::{Cluster, Options, RedisServer, eventually};
 use jobqueue::effects::{Decision, Side};
 use jobqueue::engine::Engine;
 use jobqueue::keys::Keys;
-use jobqueue::layout;
+use jobqueue::layout::{self, Watch};
 use jobqueue::outcome::Outcome;
 use jobqueue::promoter;
 use jobqueue::reaper::Reaper;
@@ -239,31 +239,64 @@ async fn shards_above_a_lowered_number_are_found_until_they_are_empty() {
         Engine::new(&config(tree))
     };
     let (one, two, four) = (with(1), with(2), with(4));
-    assert!(layout::settle(&four).await.unwrap().is_empty());
+    Watch::new(&four).write_down().await.unwrap();
     let keys = &four.shards[3];
     let mut session = four.session(keys);
     session
         .enqueue("1", &keys.seen("p"), Side::Left, &enqueue(&keys.queues[0].queue, &[job("a")]))
         .await
         .unwrap();
-    for _ in 0..2 {
-        let leftovers = layout::settle(&two).await.unwrap();
-        assert_eq!(
-            leftovers.iter().map(|keys| &keys.queues[0].queue).collect::<Vec<_>>(),
-            [&keys.queues[0].queue]
-        );
+    for engine in [&two, &one] {
+        Watch::new(engine).write_down().await.unwrap();
+        let leftovers = layout::leftovers(engine).await.unwrap();
+        let queues: Vec<_> = leftovers.iter().map(|keys| &keys.queues[0].queue).collect();
+        assert_eq!(queues, [&keys.queues[0].queue], "also by keys without tags");
     }
-    assert_eq!(layout::settle(&one).await.unwrap().len(), 1, "also by keys without tags");
     // A dead letter is the last that is left: it must be found until somebody has requeued or purged it.
     let letters = keys.dead_letters();
     session.enqueue("2", &keys.seen("p"), Side::Left, &enqueue(&letters, &[job("dead")])).await.unwrap();
     session.unlink(&keys.queues[0].queue).await.unwrap();
-    for engine in [&two, &one] {
-        assert_eq!(layout::leftovers(engine).await.unwrap().len(), 1, "by whoever only looks");
-        assert_eq!(layout::settle(engine).await.unwrap().len(), 1);
-    }
+    assert_eq!(layout::leftovers(&one).await.unwrap().len(), 1);
     session.unlink(&letters).await.unwrap();
+    // Who serves it because another does would do so for ever.
+    let lane = session.register(&registration(60_000)).await.unwrap();
     assert!(layout::leftovers(&two).await.unwrap().is_empty());
-    assert!(layout::settle(&two).await.unwrap().is_empty());
-    assert!(layout::settle(&one).await.unwrap().is_empty());
+    session
+        .enqueue("3", &keys.seen("p"), Side::Left, &enqueue(&lane.lists[0].parked, &[job("b")]))
+        .await
+        .unwrap();
+    assert_eq!(layout::leftovers(&two).await.unwrap().len(), 1, "but a lane that holds a job counts");
+    session.unlink(&lane.lists[0].parked).await.unwrap();
+    assert!(layout::leftovers(&two).await.unwrap().is_empty());
+    // Somebody still works with the earlier layout.
+    session
+        .enqueue("4", &keys.seen("p"), Side::Left, &enqueue(&keys.queues[0].queue, &[job("late")]))
+        .await
+        .unwrap();
+    for engine in [&two, &one] {
+        Watch::new(engine).write_down().await.unwrap();
+        assert_eq!(layout::leftovers(engine).await.unwrap().len(), 1, "it was never forgotten");
+    }
+}
+
+#[tokio::test]
+async fn a_layout_is_written_down_in_a_full_redis_and_never_made_narrower() {
+    let server = RedisServer::start(Options::default()).await;
+    let with = |shards: u16| {
+        let redis = json!({ "addr": server.addr().to_string() });
+        Engine::new(&config(json!({ "redis": redis, "worker": { "shards": shards } })))
+    };
+    server.cli(&["CONFIG", "SET", "maxmemory", "1"]);
+    let (two, four) = (with(2), with(4));
+    let (mut narrow, mut wide) = (Watch::new(&two), Watch::new(&four));
+    let both = tokio::join!(narrow.write_down(), wide.write_down());
+    both.0.unwrap();
+    both.1.unwrap();
+    narrow.write_down().await.unwrap();
+    assert_eq!(server.cli(&["GET", "{jobqueue:0}:layout"]), "v1 4 tagged");
+    server.cli(&["CONFIG", "SET", "maxmemory", "0"]);
+    server.cli(&["SET", "{jobqueue:0}:layout", "v2 4"]);
+    let newer = narrow.write_down().await.unwrap_err();
+    assert!(newer.to_string().contains("newer version"), "{newer}");
+    assert_eq!(server.cli(&["GET", "{jobqueue:0}:layout"]), "v2 4");
 }

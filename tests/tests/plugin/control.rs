@@ -13,6 +13,15 @@ async fn a_queue_is_paused_and_resumed() {
     assert!(jobqueue(&space, &["pause", "hello"]).await.ok().contains("already"));
     assert!(jobqueue(&space, &["resume", "hello"]).await.ok().contains("hello resumed"));
     assert_eq!(space.get("jobqueue", "hello").await["spec"]["paused"], false);
+
+    // Several at once, by their names or labels; one that is not there keeps no other from it.
+    space.queue("other", "{keyPrefix: other}").await;
+    let some = jobqueue(&space, &["pause", "hello", "nobody", "jobq/other"]).await;
+    assert!(some.code == 3 && some.err.contains("no JobQueue nobody"), "{some:#?}");
+    assert!(some.out.contains("/hello paused") && some.out.contains("/other paused"), "{some:#?}");
+    space.kubectl(&["label", "jobqueue", "other", "team=shop"]).await.expect("labelled");
+    let resumed = jobqueue(&space, &["resume", "-l", "team=shop"]).await.ok();
+    assert!(resumed.contains("/other resumed") && !resumed.contains("/hello"), "{resumed}");
     space.delete().await;
 }
 

@@ -143,6 +143,56 @@ async fn a_hundred_thousand_dead_letters_come_back_and_ctrl_c_loses_and_doubles_
 }
 
 #[tokio::test]
+async fn a_requeue_at_full_speed_that_is_stopped_in_the_middle_says_what_it_did() {
+    const COUNT: u32 = 100_000;
+    let space = Namespace::create("halfway").await;
+    space.queue("hello", "{paused: true, scaling: {minReplicas: 1}, redis: {managed: {resources: {limits: {memory: 512Mi}}}}}").await;
+    space.await_condition("hello", "WorkersAvailable", "True/Available: 1 of 1").await;
+    let redis = space.managed("hello").await;
+    let mut expected: Vec<String> = (0..COUNT).map(|number| format!("job-{number}")).collect();
+    expected.sort();
+    // Where the middle is depends on the machine: whoever came too early waits longer the next time, and the other way round.
+    let (mut early, mut late) = (Duration::ZERO, Duration::from_secs(8));
+    let mut ends = vec![];
+    for _ in 0..16 {
+        redis.ask(&["DEL", LOW, "jobqueue:dead_letter"]).await.expect("deleted");
+        bury(&redis, COUNT).await;
+        let mut child = command(&space, &["dlq", "requeue", "hello", "--yes", "-o", "json"])
+            .stdout(std::process::Stdio::piped())
+            .stderr(std::process::Stdio::null())
+            .spawn()
+            .expect("started");
+        let middle = (early + late) / 2;
+        tokio::time::sleep(middle).await;
+        let process = child.id().and_then(|id| rustix::process::Pid::from_raw(i32::try_from(id).ok()?));
+        if let Some(process) = process {
+            let _ = rustix::process::kill_process(process, rustix::process::Signal::INT);
+        }
+        let mut answer = String::new();
+        let mut stdout = child.stdout.take().expect("a pipe");
+        tokio::io::AsyncReadExt::read_to_string(&mut stdout, &mut answer).await.expect("an answer");
+        let code = child.wait().await.expect("ended").code();
+        let (back, left) = (waiting(&redis).await, redis.count(&["LLEN", "jobqueue:dead_letter"]).await);
+        assert_eq!(back + left, u64::from(COUNT));
+        assert_eq!(all_ids(&redis).await, expected, "every job in one place, once");
+        ends.push((middle, code, back));
+        if back == 0 {
+            early = middle;
+        } else if left == 0 {
+            late = middle;
+        } else {
+            assert_eq!(code, Some(130), "{ends:?}");
+            let said: Value = serde_json::from_str(&answer).expect("what was done");
+            assert_eq!((&said["requeued"], &said["interrupted"]), (&back.into(), &true.into()), "{said}");
+            println!("stopped in the middle: {ends:?}");
+            space.delete().await;
+            return;
+        }
+    }
+    panic!("never stopped in the middle: {ends:?}");
+}
+
+#[tokio::test]
 async fn after_ctrl_c_the_command_in_the_pod_has_ended_too() {
     const COUNT: u32 = 20_000;
     let space = Namespace::create("interrupted").await;

@@ -97,9 +97,13 @@ async fn each_verb_that_looks_answers_for_a_queue_that_never_had_a_worker() {
     assert!(nobody.contains("has no worker nobody: it has none"), "{nobody}");
     let logs = jobqueue(&space, &["logs", "hello"]).await;
     assert!(logs.code == 0 && logs.out.is_empty() && logs.err.contains("has no workers now"), "{logs:#?}");
-    let page = jobqueue(&space, &["explain", "hello"]).await.ok();
+    let stats = jobqueue(&space, &["stats"]).await.ok();
+    assert!(stats.starts_with("NAME") && stats.contains("hello") && stats.contains("0/0"), "{stats}");
+    let list = jobqueue(&space, &["list"]).await.ok();
+    assert!(list.starts_with("NAME") && list.contains("hello") && list.contains("0/0"), "{list}");
+    let page = jobqueue(&space, &["explain", "jobqueue/hello"]).await.ok();
     assert!(page.to_lowercase().contains("paused"), "{page}");
-    let page = jobqueue(&space, &["describe", "hello"]).await.ok();
+    let page = jobqueue(&space, &["describe", "jobqueue.jobqueue.dev/hello"]).await.ok();
     assert!(page.contains("Conditions:") && page.to_lowercase().contains("paused"), "{page}");
     let directory = tempfile::tempdir().expect("a directory");
     let archive = file(&directory, "report.tar.gz");
@@ -215,6 +219,70 @@ async fn stats_are_watched_until_somebody_stops_it_and_no_pod_is_left() {
 }
 
 #[tokio::test]
+async fn queues_that_come_and_go_come_and_go_in_the_watched_stats() {
+    let space = Namespace::create("coming").await;
+    let mut watch = command(&space, &["stats", "-w"])
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .expect("started, though there is no queue yet");
+    let mut lines =
+        tokio::io::AsyncBufReadExt::lines(tokio::io::BufReader::new(watch.stdout.take().expect("a pipe")));
+    // The names of a page: what stands between two headers.
+    let mut until = async |what: &str, wanted: &[&str]| {
+        let found = async {
+            let mut names: Option<Vec<String>> = None;
+            while let Some(line) = lines.next_line().await.expect("text") {
+                let name = line.split_whitespace().next().unwrap_or_default().to_owned();
+                match &mut names {
+                    _ if line.starts_with("NAME") => names = Some(vec![]),
+                    Some(names) => names.push(name),
+                    None => {}
+                }
+                if names.as_ref().is_some_and(|names| names == wanted) {
+                    return;
+                }
+            }
+            panic!("it ended before {what}");
+        };
+        tokio::time::timeout(PATIENCE, found).await.unwrap_or_else(|_| panic!("{what}"));
+    };
+    space.queue("one", "{}").await;
+    until("the first", &["one"]).await;
+    space.queue("two", "{keyPrefix: other}").await;
+    until("the second", &["one", "two"]).await;
+    space.kubectl(&["delete", "jobqueue", "one"]).await.expect("deleted");
+    until("one less", &["two"]).await;
+    let process = rustix::process::Pid::from_raw(i32::try_from(watch.id().expect("it runs")).expect("an id"))
+        .expect("an id");
+    rustix::process::kill_process(process, rustix::process::Signal::INT).expect("told");
+    assert_eq!(watch.wait().await.expect("ended").code(), Some(130));
+    space.delete().await;
+}
+
+#[tokio::test]
+async fn make_installs_what_kubectl_finds() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (built, installed) = (directory.path().join("target/release"), directory.path().join("bin"));
+    std::fs::create_dir_all(&built).expect("a directory");
+    std::fs::copy(e2e::process::binary("kubectl-jobqueue"), built.join("kubectl-jobqueue")).expect("copied");
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+    // What cargo would build is built already.
+    let bin = format!("BIN={}", installed.display());
+    let target = format!("CARGO_TARGET_DIR={}/target", directory.path().display());
+    let make = ["-u", "MAKEFLAGS", "make", "-C", root, "install-plugin", "CARGO=true", &target, &bin];
+    let said = run("env", &make, None).await.expect("installed");
+    assert!(said.contains("to your PATH"), "{said}");
+    let path = format!("PATH={}:{}", installed.display(), std::env::var("PATH").expect("a PATH"));
+    let found = run("env", &[&path, "kubectl", "plugin", "list"], None).await.unwrap_or_else(|error| error);
+    assert!(found.contains(&installed.join("kubectl-jobqueue").display().to_string()), "{found}");
+    let help = run("env", &[&path, "kubectl", "jobqueue", "--help"], None).await.expect("help");
+    assert!(help.contains("kubectl jobqueue"), "{help}");
+    let words = ["kubectl_complete-jobqueue", "completion", ""];
+    let offered = run("env", &[&[path.as_str()][..], &words].concat(), None).await.expect("words");
+    assert!(offered.contains("fish"), "{offered}");
+}
+
+#[tokio::test]
 async fn logs_are_followed_from_worker_to_worker() {
     let space = Namespace::create("followed").await;
     space.queue("hello", "{scaling: {mode: Manual}, replicas: 1}").await;
@@ -287,7 +355,7 @@ async fn a_report_has_everything_but_the_secrets() {
         (tempfile::tempdir().expect("a directory"), tempfile::tempdir().expect("another"));
     let archive = file(&written, "report.tar.gz");
     let (archive, folder) = (archive.to_str().expect("text"), unpacked.path().to_str().expect("text"));
-    jobqueue(&space, &["report", "hello", "-o", archive]).await.ok();
+    jobqueue(&space, &["report", "hello", "--tail", "-1", "-o", archive]).await.ok();
     run("tar", &["-xzf", archive, "-C", folder], None).await.expect("an archive");
     let names = run("find", &[folder, "-type", "f"], None).await.expect("files");
     for part in [
@@ -301,6 +369,12 @@ async fn a_report_has_everything_but_the_secrets() {
     ] {
         assert!(names.contains(part), "{part}\n{names}");
     }
+    let events = names.lines().find(|name| name.ends_with("hello/events.yaml")).expect("events");
+    let events = std::fs::read_to_string(events).expect("text");
+    assert!(
+        events.contains("reason: Scheduled") && events.contains("kind: Pod"),
+        "of its pods too: {events}"
+    );
     let secret = space.get("secret", "hello-redis").await;
     let encoded = secret["data"]["password"].as_str().expect("a password").to_owned();
     let password = decoded(&encoded);

@@ -1,5 +1,5 @@
 //! What cannot be done is told in one line, with an exit code of its own.
-use e2e::kubernetes::Namespace;
+use e2e::kubernetes::{Namespace, patiently, run};
 
 use crate::support::{file, jobqueue, jobqueue_with, stranger};
 
@@ -66,12 +66,38 @@ async fn who_may_only_look_is_told_which_right_is_missing() {
     for one in [
         &["peek", "hello"][..],
         &["stats", "hello", "--live"],
+        &["job", "hello", "1"],
+        &["dlq", "list", "hello"],
+        &["dlq", "show", "hello", "1"],
         &["dlq", "requeue", "hello", "--yes"],
+        &["dlq", "purge", "hello", "--yes", "--no-archive"],
         &["enqueue", "hello", "--arg", "filepath=/a"],
     ] {
         let said = jobqueue_with(&space, one, Some(viewer.path())).await.failed(4);
         assert!(said.contains("pods/exec"), "{one:?}: {said}");
     }
+    // Nor the Secrets, whose values are then not known: a report says so, where it is written and where it is read.
+    let directory = tempfile::tempdir().expect("a directory");
+    let archive = file(&directory, "report.tar.gz");
+    let archive = archive.to_str().expect("text");
+    let report = jobqueue_with(&space, &["report", "hello", "-o", archive], Some(viewer.path())).await;
+    assert!(report.code == 0 && report.err.contains("/hello-redis ("), "{report:#?}");
+    assert!(report.out.contains("not all secrets are masked"), "{report:#?}");
+    let readme = run("tar", &["-xzOf", archive, "--wildcards", "*/README.txt"], None).await.expect("a file");
+    assert!(readme.contains("/hello-redis ("), "{readme}");
+    // The queue alone, without its events.
+    let looker = stranger(&space, "looker", None).await;
+    let role = ["create", "role", "looker", "--verb=get", "--resource=jobqueues.jobqueue.dev"];
+    space.kubectl(&role).await.expect("a role");
+    let account = format!("--serviceaccount={}:looker", space.name);
+    space.kubectl(&["create", "rolebinding", "looker", "--role=looker", &account]).await.expect("bound");
+    let page = jobqueue_with(&space, &["describe", "hello"], Some(looker.path())).await.ok();
+    assert!(page.contains("not shown: cannot list the events of jobqueue hello"), "{page}");
+    // And who may may ask as somebody who may not.
+    let user = format!("--as=system:serviceaccount:{}:nobody", space.name);
+    let said =
+        jobqueue(&space, &["describe", "hello", &user, "--as-group=system:authenticated"]).await.failed(4);
+    assert!(said.contains("cannot get resource \"jobqueues\""), "{said}");
     for one in [&["pause", "hello"][..], &["scale", "hello", "2"]] {
         jobqueue_with(&space, one, Some(viewer.path())).await.failed(4);
     }
@@ -166,6 +192,31 @@ async fn redis_away_is_told_by_everything_that_asks_it_and_by_nothing_else() {
     ] {
         jobqueue(&space, one).await.ok();
     }
+    space.delete().await;
+}
+
+#[tokio::test]
+async fn redis_away_is_told_also_by_a_queue_that_has_no_pods() {
+    let space = Namespace::create("lonely").await;
+    let redis = space.external("redis").await;
+    space.queue("hello", &space.on("redis", "paused: true")).await;
+    space.await_ready("hello").await;
+    drop(redis);
+    space.kubectl(&["delete", "pod", "redis", "--wait=true"]).await.expect("deleted");
+    for one in [
+        &["stats", "hello", "--live"][..],
+        &["peek", "hello"],
+        &["job", "hello", "1"],
+        &["dlq", "list", "hello"],
+    ] {
+        let said = jobqueue(&space, one).await.failed(1);
+        assert!(said.contains("cannot reach Redis at"), "{one:?}: {said}");
+    }
+    let admins = "jobqueue.dev/queue=hello,app.kubernetes.io/component=admin";
+    patiently("no guest", async || {
+        space.list("pods", admins).await.iter().all(|pod| !pod["metadata"]["deletionTimestamp"].is_null())
+    })
+    .await;
     space.delete().await;
 }
 

@@ -13,6 +13,11 @@ fn has_trend(screen: &str, queue: &str) -> bool {
     row.trim_end().chars().last().is_some_and(|last| BARS.contains(last))
 }
 
+/// What of the name of a pod is shown wherever there is little room.
+fn end_of(pod: &str) -> &str {
+    &pod[pod.len().saturating_sub(16)..]
+}
+
 #[tokio::test]
 async fn top_shows_queues_workers_and_decisions_and_obeys_keys_at_both_sizes() {
     let space = Namespace::create("screen").await;
@@ -32,15 +37,22 @@ async fn top_shows_queues_workers_and_decisions_and_obeys_keys_at_both_sizes() {
     redis.await_running(2).await;
     crate::support::bury(&redis, 3).await;
     let worker = space.workers("alpha").await.remove(0);
+    let gamma = space.workers("gamma").await.remove(0);
     for (width, height) in [(80, 24), (200, 50)] {
         let command = format!("{} top -n {}", binary("kubectl-jobqueue").display(), space.name);
         let terminal = Terminal::start(width, height, &command).await;
         let parts =
-            ["jobqueue", "alpha", "beta", "gamma", "Workers of alpha", &worker[..20], "active", "TREND"];
+            ["jobqueue", "alpha", "beta", "gamma", "Workers of alpha", end_of(&worker), "active", "TREND"];
         terminal.shows(&parts).await;
-        let screen = patiently("the trend of a queue", async || {
+        // A worker says with its next heartbeat what it runs.
+        let runs = |screen: &str| {
+            let row =
+                screen.lines().find(|line| line.contains(end_of(&worker))).unwrap_or_default().trim_end();
+            row.ends_with("job-0") || row.ends_with("job-1")
+        };
+        let screen = patiently("the trend of a queue, and what its worker runs", async || {
             let screen = terminal.screen().await;
-            if has_trend(&screen, "alpha") { Ok(screen) } else { Err(screen) }
+            if has_trend(&screen, "alpha") && runs(&screen) { Ok(screen) } else { Err(screen) }
         })
         .await;
         println!("{screen}");
@@ -51,7 +63,12 @@ async fn top_shows_queues_workers_and_decisions_and_obeys_keys_at_both_sizes() {
         assert!(rules.iter().all(|rule| rule.chars().count() == usize::from(width)), "\n{screen}");
         assert_eq!(lines.len(), usize::from(height), "\n{screen}");
         assert!(lines.last().is_some_and(|keys| keys.contains("q quit")), "\n{screen}");
-        assert_eq!(screen.contains("AS OF"), width == 200, "a column that only a wide one has\n{screen}");
+        for column in ["AS OF", "LOAD"] {
+            assert_eq!(screen.contains(column), width == 200, "a column that only a wide one has\n{screen}");
+        }
+        terminal.press("Enter").await;
+        terminal.shows(&[&format!("{worker}  active  2 running"), "oldest job job-"]).await;
+        terminal.press("q").await;
         terminal.press("?").await;
         terminal.shows(&["pause or resume the selected queue"]).await;
         terminal.press("q").await;
@@ -59,6 +76,9 @@ async fn top_shows_queues_workers_and_decisions_and_obeys_keys_at_both_sizes() {
         terminal.shows(&["by waiting"]).await;
         terminal.press("d").await;
         terminal.shows(&["Dead letters of alpha", "job-2", "simulated"]).await;
+        terminal.press("Enter").await;
+        terminal.shows(&["Retries  3", "Error    simulated"]).await;
+        terminal.press("q").await;
         terminal.press("q").await;
         // On, until they are sorted by name again.
         for _ in 0..4 {
@@ -66,7 +86,7 @@ async fn top_shows_queues_workers_and_decisions_and_obeys_keys_at_both_sizes() {
         }
         terminal.shows(&["by name"]).await;
         terminal.press("G").await;
-        terminal.shows(&["Workers of gamma", "gamma-worker-", "Scaled workers from 0 to 1"]).await;
+        terminal.shows(&["Workers of gamma", end_of(&gamma), "Scaled workers from 0 to 1"]).await;
         terminal.press("g").await;
         terminal.press("Down").await;
         terminal.shows(&["Workers of beta", "no workers run"]).await;

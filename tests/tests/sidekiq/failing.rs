@@ -23,8 +23,17 @@ async fn run_until_dead(scene: &mut Scene, enqueue: &str) -> (Value, Vec<f64>) {
 /// As many retries as are usual, and as few as the class says.
 #[tokio::test]
 async fn a_job_that_fails_until_it_is_dead_has_at_every_retry_the_fields_that_sidekiq_writes() {
-    let mut scene = Scene::start().await;
-    for (retry, retries) in [("true", 25), ("3", 3)] {
+    agree_on(Scene::start().await, &[("true", 25), ("3", 3)]).await;
+}
+
+#[tokio::test]
+async fn it_has_them_too_when_it_is_the_gem_that_runs_it() {
+    agree_on(Scene::with_the_gem().await, &[("true", 25), ("3", 3)]).await;
+}
+
+/// Sidekiq and our worker run the same job, with this `retry`, and as often.
+async fn agree_on(mut scene: Scene, variants: &[(&str, u32)]) {
+    for (retry, retries) in variants {
         let enqueue = format!(
             "Hopeless.set('extra' => 1.50, 'tags' => ['a'], 'retry' => {retry}).perform_async(2**70, 'é')"
         );
@@ -41,8 +50,8 @@ async fn a_job_that_fails_until_it_is_dead_has_at_every_retry_the_fields_that_si
         let counts = |run: &Value| -> Vec<_> {
             run[0].as_array().unwrap().iter().map(|retry| retry["values"]["retry_count"].clone()).collect()
         };
-        assert_eq!(counts(&theirs), (0..retries).map(Value::from).collect::<Vec<_>>());
-        assert_eq!(theirs[1]["values"]["retry_count"], retries);
+        assert_eq!(counts(&theirs), (0..*retries).map(Value::from).collect::<Vec<_>>());
+        assert_eq!(theirs[1]["values"]["retry_count"], *retries);
         assert_eq!(theirs[1]["lines"], 2, "two lines of the backtrace, as it asks");
         for (at, (ours, theirs)) in
             ours[0].as_array().unwrap().iter().zip(theirs[0].as_array().unwrap()).enumerate()

@@ -77,14 +77,25 @@ pub struct Scene {
     pub console: Console,
     pub port: u16,
     pub app: Option<ChildProcess>,
+    /// Who answers in the application, for its `ANSWERS`.
+    answers: &'static str,
 }
 
 impl Scene {
     /// A Redis and a console; the application is started.
     pub async fn start() -> Self {
+        Self::answered_by("itself").await
+    }
+
+    /// The same with the gem for Rails in the application.
+    pub async fn with_the_gem() -> Self {
+        Self::answered_by("gem").await
+    }
+
+    async fn answered_by(answers: &'static str) -> Self {
         let server = RedisServer::start(Options::default()).await;
         let console = Console::start(&server);
-        let mut scene = Self { server, console, port: free_port(), app: None };
+        let mut scene = Self { server, console, port: free_port(), app: None, answers };
         scene.start_app().await;
         scene
     }
@@ -95,6 +106,7 @@ impl Scene {
         command
             .env("PORT", self.port.to_string())
             .env("WHO", "ours")
+            .env("ANSWERS", self.answers)
             .stdin(Stdio::null())
             .stdout(Stdio::null());
         self.app = Some(ChildProcess::spawn(&mut command));

@@ -185,6 +185,7 @@ async fn queue_key_of_the_wrong_type() {
     let said = worker.wait_for_log("Redis refused a job, it stays where it is").await;
     assert_eq!(said["key"], HIGH);
     assert!(text(&said["reason"]).contains("WRONGTYPE"), "{said}");
+    assert!(text(&said["error"]).contains("rename or delete it"), "what to do: {said}");
     scene.ledger.command::<()>(&["DEL", HIGH]).await;
     scene.ledger.enqueue(HIGH, &ids("high", 1)).await;
     scene.ledger.until_completed(SOON, 6).await;

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
+use e2e::child::free_port;
 use e2e::{
     AppendOnly, Behaviour, Fault, Options, Proxy, Recorder, RedisServer, Worker, WorkerOptions, eventually,
 };
@@ -138,6 +139,68 @@ async fn a_redis_that_crashes_in_the_middle_of_sidekiq_jobs_costs_none_and_settl
     for worker in &workers {
         assert_eq!(worker.metric("jobs_reaped_total", &[]).await, Some(0.0));
     }
+}
+
+async fn push(redis: &mut MultiplexedConnection, queue: &str, jid: &str, retry: bool) {
+    let job =
+        json!({ "class": "A", "args": [], "jid": jid, "queue": queue, "retry": retry, "created_at": 1.5 });
+    redis.lpush::<_, _, ()>(format!("queue:{queue}"), job.to_string()).await.unwrap();
+}
+
+/// Whatever listens there in its place knows neither the path nor the words.
+#[tokio::test]
+async fn what_answers_in_place_of_the_application_opens_the_breaker_and_loses_no_job() {
+    let server = RedisServer::start(Options::default()).await;
+    let recorder = Recorder::start().await;
+    recorder.by_default(Behaviour::Answer(200, json!({ "welcome": true })));
+    let options = options(&recorder).redis(server.addr()).env("CIRCUIT_BREAKER_COOLDOWN_PERIOD", "300ms");
+    let worker = Worker::spawn(&options);
+    let mut redis = server.connection().await;
+    // Of jobs that are never retried, and not among the dead when they fail.
+    for number in 0..100 {
+        push(&mut redis, "default", &format!("j{number}"), false).await;
+    }
+    worker.wait_for_log("Breaker opened").await;
+    recorder.by_default(Behaviour::Succeed);
+    eventually(SOON, "all to have ended", async || {
+        let done = figures(&mut redis, &["HMGET", "jobqueue:sidekiq:counters", "done", "failed"]).await;
+        let dead: usize = redis.zcard("dead").await.unwrap();
+        if dead > 0 && done == (100 - dead, dead) { Ok(()) } else { Err((done, dead)) }
+    })
+    .await;
+}
+
+/// What keeps it from reading which queues are paused is the type of the key: until that is known, nothing is taken.
+#[tokio::test]
+async fn no_job_is_taken_before_it_is_known_which_queues_are_paused() {
+    let server = RedisServer::start(Options::default()).await;
+    let recorder = Recorder::start().await;
+    let mut redis = server.connection().await;
+    redis.set::<_, _, ()>("paused", "no set").await.unwrap();
+    push(&mut redis, "held", "held", true).await;
+    push(&mut redis, "default", "free", true).await;
+    let options = options(&recorder).redis(server.addr()).env("WORKER_PRIORITIES", "held,default");
+    let worker = Worker::spawn(&options);
+    worker.wait_for_log("Could not read which queues are paused, taking no jobs before that").await;
+    let mut change = redis::pipe();
+    change.atomic().del("paused").sadd("paused", "held");
+    change.query_async::<()>(&mut redis).await.unwrap();
+    recorder.wait_answered(1).await;
+    assert_eq!(recorder.starts("free"), 1, "the first to run, though the other comes before it");
+    redis.del::<_, ()>("paused").await.unwrap();
+    recorder.wait_started("held", 1).await;
+}
+
+#[tokio::test]
+async fn a_node_of_a_redis_cluster_is_refused_by_its_plain_address() {
+    // The bus has its port 10,000 higher, which may be none.
+    let config = vec!["cluster-enabled yes".to_owned(), format!("cluster-port {}", free_port())];
+    let server = RedisServer::start(Options { config, ..Options::default() }).await;
+    let options = WorkerOptions::new("worker").redis(server.addr()).env("PROTOCOL", "sidekiq");
+    let output = tokio::task::spawn_blocking(move || options.output()).await.unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("is a node of a Redis Cluster, which protocol sidekiq cannot use"), "{said}");
 }
 
 #[tokio::test]

@@ -131,7 +131,7 @@ pub struct Selectors {
     /// Only this job; may be given several times.
     #[arg(long, value_name = "ID")]
     pub id: Vec<String>,
-    /// Only jobs that died for this reason (handler, timeout, panic, malformed, oversize, no-data, poison, oom, killed; with
+    /// Only jobs that died for this reason (handler, no-verdict, timeout, panic, malformed, oversize, no-data, poison, oom, killed; with
     /// protocol sidekiq also a class of exception).
     #[arg(long, value_name = "REASON")]
     pub reason: Option<String>,

@@ -17,6 +17,7 @@ use hyper::{Method, Request, StatusCode};
 use jiff::Timestamp;
 use jobqueue::job::Job;
 use jobqueue::outcome::{Failure, Outcome, Reason};
+use jobqueue::protocol::record::Record;
 use reqwest::Url;
 use secret::Secret;
 use sha2::Sha256;
@@ -56,6 +57,7 @@ const FEW_HEADERS: usize = 16;
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const JOB_ID: HeaderName = HeaderName::from_static("x-job-id");
+const JOB_QUEUE: HeaderName = HeaderName::from_static("x-job-queue");
 const JOB_ATTEMPT: HeaderName = HeaderName::from_static("x-job-attempt");
 const LAST_ATTEMPT: HeaderName = HeaderName::from_static("x-job-last-attempt");
 const JOB_TIMEOUT: HeaderName = HeaderName::from_static("x-job-timeout");
@@ -89,8 +91,9 @@ pub struct HttpSettings {
     pub concurrency: usize,
     /// What the answer says under `result` is the job's result.
     pub keeps_result: bool,
-    /// The program can be told to stop jobs, beside `path`: Sidekiq's sidecar knows how.
-    pub interrupts: bool,
+    /// The program is Sidekiq's sidecar: it always says what became of a job, so that whatever does not is something else
+    /// or broken; and it can be told to stop jobs, beside `path`.
+    pub sidecar: bool,
 }
 
 impl Default for HttpSettings {
@@ -107,7 +110,7 @@ impl Default for HttpSettings {
             key_file: None,
             concurrency: 1,
             keeps_result: false,
-            interrupts: false,
+            sidecar: false,
         }
     }
 }
@@ -183,6 +186,7 @@ pub struct Http {
     token: Option<Secret>,
     hmac_key: Option<Secret>,
     keeps_result: bool,
+    sidecar: bool,
     /// The last answer was a 401: that is said once, not for every job.
     unauthorized: AtomicBool,
 }
@@ -199,12 +203,13 @@ impl Http {
             connections: Connections::new(settings, &url)?,
             path: origin(&url)?,
             death: beside("death")?,
-            interrupt: settings.interrupts.then(|| beside("interrupt")).transpose()?,
+            interrupt: settings.sidecar.then(|| beside("interrupt")).transpose()?,
             fixed: fixed_headers(&url)?,
             timeout: settings.timeout,
             token: secret(&settings.token_file),
             hmac_key: secret(&settings.hmac_key_file),
             keeps_result: settings.keeps_result,
+            sidecar: settings.sidecar,
             unauthorized: AtomicBool::new(false),
         })
     }
@@ -220,13 +225,13 @@ impl Http {
 
     /// Has the program stop these jobs, and asks again until none of them runs: a connection that we close stops nothing
     /// there, Puma does not notice. Answers whether that was reached; a program that does not know the request (an older
-    /// gem) or is away is not asked again.
+    /// gem) or is away is not asked again. Of a job without a name nobody knows.
     pub(super) async fn stop(&self, jobs: &[Arc<Job>]) -> bool {
         let Some(path) = self.interrupt.as_ref().filter(|_| !jobs.is_empty()) else { return false };
         let order = order(jobs, false);
         while let Some(running) = self.running_after(path, &order).await {
             if running == 0 {
-                return true;
+                return jobs.iter().all(|job| is_named(job));
             }
             tokio::time::sleep(STILL_RUNNING).await;
         }
@@ -291,7 +296,7 @@ impl Http {
                 }
                 busy.map_or(Said::Outcome(outcome), Said::Busy)
             }
-            Err(lost) => Said::Outcome(without_answer(&lost)),
+            Err(lost) => Said::Outcome(without_answer(&lost, self.silent())),
         }
     }
 
@@ -329,9 +334,10 @@ impl Http {
             headers.insert(JOB_TIMEOUT, left);
         }
         let optional = [
-            (JOB_ID, Some(&job.fields.id)),
-            (TRACEPARENT, call.traceparent.as_ref()),
-            (REQUEST_ID, call.request_id.as_ref()),
+            (JOB_ID, Some(job.fields.id.as_str())),
+            (JOB_QUEUE, Some(&*call.queue).filter(|queue| !queue.is_empty())),
+            (TRACEPARENT, call.traceparent.as_deref()),
+            (REQUEST_ID, call.request_id.as_deref()),
         ];
         for (name, value) in optional {
             // An id that no header can carry (a line break) still stands in the body.
@@ -377,13 +383,15 @@ impl Http {
             Err(error) => return (Outcome::HandlerDied(explain(&error)), false),
         };
         if status.is_success() {
-            return (verdict::outcome(&body, whole, self.keeps_result), whole);
+            return (verdict::outcome(&body, whole, self.keeps_result, self.silent()), whole);
         }
         let text = match head(&body) {
             text if text.is_empty() => format!("answered {}", status.as_u16()),
             text => format!("answered {}: {text}", status.as_u16()),
         };
-        let failure = Failure::new(Reason::Handler, text);
+        let spoken = verdict::is_about_the_job(status, &body);
+        let reason = if spoken { Reason::Handler } else { self.silent() };
+        let failure = Failure::new(reason, text);
         let outcome = match retry_after(status, answer.headers(), Timestamp::now()) {
             Some(delay) => Outcome::RetryIn(delay, failure),
             None => Outcome::Failed(failure),
@@ -393,6 +401,12 @@ impl Http {
 }
 
 impl Http {
+    /// Why a job failed whose answer does not say what became of it. Where any program may answer, that is its way to say
+    /// that the job failed.
+    fn silent(&self) -> Reason {
+        if self.sidecar { Reason::NoVerdict } else { Reason::Handler }
+    }
+
     /// A 401: it never ran, so a secret that was just rotated, or forgotten on one side, costs no job its attempts.
     async fn unauthorized(&self) -> Outcome {
         for secret in self.token.iter().chain(&self.hmac_key) {
@@ -412,9 +426,15 @@ impl Http {
     }
 }
 
+/// Whether the program certainly knows a job by the name that we have for it: what is no text may be written otherwise in
+/// Ruby.
+fn is_named(job: &Job) -> bool {
+    Record::read(&job.raw).and_then(|job| job.text("jid")).is_some_and(|name| !name.is_empty())
+}
+
 /// What the program is told to stop, as the body of a request.
 fn order(jobs: &[Arc<Job>], gently: bool) -> Job {
-    let ids: Vec<_> = jobs.iter().map(|job| job.fields.id.as_str()).collect();
+    let ids: Vec<_> = jobs.iter().map(|job| job.fields.id.as_str()).filter(|id| !id.is_empty()).collect();
     let raw = serde_json::json!({ "jids": ids, "gently": gently }).to_string().into();
     Job { raw, fields: jobqueue::job::Fields::default() }
 }
@@ -527,12 +547,12 @@ async fn skip(answer: &mut Answer) -> bool {
 }
 
 /// What an error of the transport means for the job: the line is whether a byte of it was sent.
-fn without_answer(lost: &Lost) -> Outcome {
+fn without_answer(lost: &Lost, silent: Reason) -> Outcome {
     match lost {
         Lost::Unsent(text) => Outcome::HandlerUnavailable(text.clone()),
         Lost::Sent(error) if error.is_canceled() => Outcome::HandlerUnavailable(explain(error)),
         Lost::Sent(error) if error.is_parse() => {
-            Outcome::Failed(Failure::new(Reason::Handler, format!("no HTTP answer: {}", explain(error))))
+            Outcome::Failed(Failure::new(silent, format!("no HTTP answer: {}", explain(error))))
         }
         Lost::Sent(error) => Outcome::HandlerDied(explain(error)),
     }

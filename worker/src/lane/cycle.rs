@@ -10,7 +10,9 @@ use jobqueue::keys::QueueKeys;
 use jobqueue::outcome::Outcome;
 use jobqueue::protocol::files::COMPLETED_ENTRY_MAX;
 use jobqueue::protocol::{Interruption, Protocol, behind_the_others, returned};
-use jobqueue::store::{Cycle, Cycled, PAGE_BYTES, QueueAsk, Returned, Settlement, Status, digest};
+use jobqueue::store::{
+    Cycle, Cycled, PAGE_BYTES, QueueAsk, Returned, Settlement, Status, StoreError, digest,
+};
 
 use super::held::{Held, Phase, Planned, forget, given, millis, oldest_job, one_of};
 use super::parked::State;
@@ -111,8 +113,9 @@ impl Lane {
         // Nor has who had no room.
         let unasked = resumed || room == 0 && self.hungry;
         self.hungry = self.may_reserve() && (unasked || got.is_all_that_fits(room));
-        if self.hungry && self.shared.slots.free() > 0 {
-            self.shared.wake.notify_waiters();
+        if self.shared.slots.free() > 0 {
+            let others = if self.hungry { &self.shared.wake } else { &self.shared.freed };
+            others.notify_waiters();
         }
         // The record says now that it runs alone.
         if !cycle.alone.is_empty()
@@ -148,7 +151,7 @@ impl Lane {
         let (mut due, given_back) = self.due();
         // A slot whose job is settled by this call is free for the next in the same call.
         let room = if self.may_reserve() && !self.shared.slots.is_awaited() {
-            free + slots::again(given_back, self.occupied(), free, self.shared.settings.share)
+            free + slots::again(given_back, self.occupied(), free, self.shared.share())
         } else {
             free
         };
@@ -325,7 +328,8 @@ impl Lane {
         }
         for refusal in &cycled.refusals {
             let (key, reason) = (refusal.key.as_str(), refusal.reason.as_str());
-            tracing::error!(key, reason, "Redis refused a job, it stays where it is");
+            let error = StoreError::from(refusal.clone());
+            tracing::error!(key, reason, %error, "Redis refused a job, it stays where it is");
         }
         self.tell_stuck();
         let is_drained = !self.quiet.is_empty() && !self.holds_anything();
@@ -340,7 +344,7 @@ impl Lane {
     /// slot of the lane's: they are said again every second, and all of them have to be remembered.
     fn is_stuck(&self, queue: usize) -> bool {
         let refused = self.held[queue].iter().filter(|held| held.refused.is_some()).count();
-        refused >= self.shared.settings.share
+        refused >= self.shared.share()
     }
 
     /// Says when a queue comes to a standstill, and when it goes on.
@@ -355,7 +359,7 @@ impl Lane {
                 tracing::error!(
                     worker_id,
                     queue,
-                    count = self.shared.settings.share,
+                    count = self.shared.share(),
                     "Takes no more jobs of a queue: Redis refuses what becomes of them"
                 );
             } else {

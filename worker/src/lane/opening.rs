@@ -63,7 +63,7 @@ impl Lane {
         let read = records.read(&held.raw, data);
         if let Phase::Outdated(_, outcome) = &held.phase {
             held.phase = match read {
-                Ok(job) => match records.disowned(&job, &self.handle.id, &keys) {
+                Ok(job) => match records.disowned(&job, &self.handle.id, &keys, self.session.now_ms()) {
                     Some(decision) => Phase::Decided(decision),
                     // Its time was counted when it was settled first.
                     None => Phase::Finished(Arc::new(job), outcome.clone(), Duration::ZERO),

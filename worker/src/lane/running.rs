@@ -141,9 +141,9 @@ impl Lane {
                 None => shared.run(&running, &call).await,
             };
             // Boxed: it is rare, and the task lives as long as its job.
-            let is_last = || {
+            let is_last = |failure: &Failure| {
                 let now_ms = started_ms.saturating_add(millis(started.elapsed()));
-                shared.protocol.is_last_attempt(&running, now_ms) == Some(true)
+                shared.protocol.is_last_failure(&running, failure, now_ms) == Some(true)
             };
             let outcome = match last_words_for(&outcome, &call, is_last) {
                 Some(failure) => Box::pin(shared.bury(&running, failure, outcome, &call)).await,
@@ -166,7 +166,8 @@ impl Lane {
     ) {
         let held = &mut self.held[queue][at];
         self.shared.queue_metrics[queue].job_ran(took);
-        match self.shared.protocol.breaker_sample(&outcome) {
+        let sample = self.shared.protocol.breaker_sample(&outcome);
+        match sample.filter(|_| !self.shared.handler.has_breakers()) {
             Some(ok) => self.shared.sampled(queue, ok, held.probe),
             None if held.probe => self.shared.breaker(queue).abandoned(),
             None => {}
@@ -181,7 +182,9 @@ impl Lane {
         }
         // Of the transport, so it quotes nothing of the job.
         let unreached = match &outcome {
-            Outcome::HandlerDied(why) | Outcome::HandlerUnavailable(why) => Some(why.as_str()),
+            Outcome::HandlerDied(why) | Outcome::HandlerUnavailable(why) | Outcome::PutOff(_, why) => {
+                Some(why.as_str())
+            }
             _ => None,
         };
         let fields = &job.fields;
@@ -217,11 +220,13 @@ pub(super) fn failure(outcome: &Outcome) -> Option<Reason> {
 /// Of what a job is given up without a word of its application: it was never asked, has not answered, or answered what
 /// it answers of a job that will be retried. `is_last` is whether it is the last attempt by now: the time in which a job
 /// may be retried can end while it runs.
-fn last_words_for(outcome: &Outcome, call: &Call, is_last: impl Fn() -> bool) -> Option<Failure> {
+fn last_words_for(outcome: &Outcome, call: &Call, is_last: impl Fn(&Failure) -> bool) -> Option<Failure> {
     let told = call.last_attempt == Some(true);
     let (failure, asked) = match outcome {
         Outcome::Kill(failure) => (failure, true),
-        Outcome::Failed(failure) | Outcome::RetryIn(_, failure) if told || is_last() => (failure, told),
+        Outcome::Failed(failure) | Outcome::RetryIn(_, failure) if told || is_last(failure) => {
+            (failure, told)
+        }
         _ => return None,
     };
     // By its own word: it has said them.
@@ -232,10 +237,18 @@ fn last_words_for(outcome: &Outcome, call: &Call, is_last: impl Fn() -> bool) ->
 impl Shared {
     /// Has the handler run a job.
     async fn run(&self, job: &Job, call: &Call) -> Outcome {
+        let attempt = match self.handler.attempt(job).transpose() {
+            Ok(attempt) => attempt,
+            Err(put_off) => return put_off,
+        };
         let handling = std::panic::AssertUnwindSafe(self.handler.handle(job, call));
         let outcome = futures::FutureExt::catch_unwind(handling)
             .await
             .unwrap_or_else(|_| Outcome::Failed(Failure::new(Reason::Panic, "the handler panicked")));
+        let outcome = match attempt {
+            Some(attempt) => attempt.ended(self.protocol.breaker_sample(&outcome), outcome),
+            None => outcome,
+        };
         match (outcome, &self.coroner) {
             (Outcome::HandlerDied(why), Some(coroner)) => {
                 Outcome::HandlerDied(coroner.cause().await.unwrap_or(why))
@@ -259,7 +272,10 @@ impl Shared {
             // It has not run: it can wait in its queue until somebody is there to be told.
             unavailable @ Outcome::HandlerUnavailable(_) if kills => unavailable,
             Outcome::Released if kills => Outcome::Released,
-            Outcome::Discard(_) if !kills => Outcome::Discard(Some(failure)),
+            // Nor does one disappear of which nobody knows whether it ever ran.
+            Outcome::Discard(_) if !kills && failure.reason != Reason::NoVerdict => {
+                Outcome::Discard(Some(failure))
+            }
             said => {
                 tracing::debug!(
                     job_id = job.fields.id,
@@ -307,7 +323,7 @@ mod tests {
         ];
         for (outcome, last_attempt, now, told) in table {
             let call = Call { last_attempt, ..Call::default() };
-            let words = last_words_for(&outcome, &call, || now);
+            let words = last_words_for(&outcome, &call, |_| now);
             assert_eq!(words.is_some(), told, "{outcome:?} {last_attempt:?} {now}");
         }
     }

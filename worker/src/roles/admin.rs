@@ -83,8 +83,17 @@ pub async fn run(config: &Config, command: Command) -> anyhow::Result<ExitCode> 
         Ok(listening) => listening,
         Err(error) => return Ok(failed(&AdminError::Failed(format!("cannot listen for signals: {error}")))),
     };
-    // What an earlier layout left behind has jobs and dead letters too.
-    match layout::leftovers(&engine).await {
+    // What another layout left behind has jobs and dead letters too.
+    let mut layout = layout::Watch::new(&engine);
+    let leftovers = match &command {
+        Command::Job(_) => layout.remains().await,
+        Command::Enqueue(_) => match layout.write_down().await {
+            Ok(()) => layout.leftovers().await,
+            Err(error) => Err(error),
+        },
+        _ => layout.leftovers().await,
+    };
+    match leftovers {
         Ok(leftovers) => engine.shards.extend(leftovers),
         Err(error) => return Ok(failed(&error.into())),
     }

@@ -22,7 +22,6 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use jobqueue::config::Config;
-use jobqueue::layout;
 use tokio::sync::Semaphore;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -47,7 +46,7 @@ const BODIES: usize = 64 << 20;
 
 /// What the routes work with.
 struct Api {
-    clerks: Clerks,
+    clerks: Arc<Clerks>,
     waiting: Waiting,
     limits: Limits,
     answers: Answers,
@@ -88,28 +87,24 @@ pub async fn run(
         "" => None,
         path => Some(Tokens::open(path)?),
     };
-    let mut engine = clerk::engine(config);
+    let engine = clerk::engine(config);
     super::check_redis(&engine).await?;
     let listener = listen::bind(settings.port).await?;
     tracing::info!(value = %listener.local_addr()?, "Serving the API");
-    // Shards that an earlier layout left behind hold jobs that clients may still ask for.
-    let leftovers = tokio::time::timeout(settings.redis_timeout.get(), layout::leftovers(&engine)).await;
-    engine.shards.extend(leftovers.ok().and_then(Result::ok).unwrap_or_default());
-
     let told = Told { metrics: Arc::clone(&metrics), readiness: readiness.clone(), ahead_ms: Arc::default() };
     let waiting = Waiting::default();
     for keys in &engine.shards {
         tokio::spawn(waiting.clone().listen(engine.clone(), keys.clone()));
     }
-    tokio::spawn(clerk::watch_over(engine.session(&engine.shards[0]), told.clone()));
-    tokio::spawn(settle_layout(engine.clone(), readiness.clone(), stopping.clone()));
+    let clerks = Arc::new(Clerks::start(&engine, settings.redis_timeout.get(), &told));
+    tokio::spawn(clerk::watch_over(Arc::clone(&clerks), waiting.clone()));
 
     let body_limit = usize::try_from(settings.body_limit).unwrap_or(usize::MAX);
     let types = declared(config);
     let (end, ending) = shutdown();
     let (router, document) = routes().split_for_parts();
     let api = Arc::new(Api {
-        clerks: Clerks::start(&engine, settings.redis_timeout.get(), &told),
+        clerks,
         waiting,
         limits: Limits {
             bytes: body_limit,
@@ -144,6 +139,7 @@ pub async fn run(
         .with_state(api);
     let manners = Manners {
         header_timeout: settings.header_timeout.get(),
+        answer_timeout: settings.answer_timeout.get(),
         max_connections: settings.max_connections,
         drain_delay: settings.drain_delay.get(),
         drain_timeout: config.worker.drain_timeout.get(),
@@ -211,12 +207,4 @@ fn declared(config: &Config) -> Types {
     let handlers = &config.async_jobs.handlers;
     let any = handlers.is_empty() || handlers.contains_key("default");
     Types((!any).then(|| handlers.keys().cloned().collect()))
-}
-
-/// Writes the layout down, when Redis is there; then the process is ready.
-async fn settle_layout(engine: jobqueue::engine::Engine, readiness: Readiness, stopping: Shutdown) {
-    match super::write_layout(&engine, &stopping).await {
-        Ok(_) => readiness.reached(REDIS),
-        Err(error) => tracing::error!(%error, "Could not write the layout of the queue down"),
-    }
 }

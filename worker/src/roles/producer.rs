@@ -49,19 +49,25 @@ pub async fn run(
     })?);
     let mut producer = Producer::new(config, metrics, tracer, stop)?;
     check_redis(&producer.engine).await?;
-    // Before the layout is settled: that forgets the earlier one.
     if !producer.carry_seen().await? {
         return Ok(true);
     }
-    // Before the first push: whoever works with fewer shards must learn that these are in use.
-    write_layout(&producer.engine, &producer.stop).await?;
+    let mut layout = layout::Watch::new(&producer.engine);
     let mut previous = None;
     let mut skipped_before = BTreeMap::new();
     loop {
+        // Before the first push: whoever works with other shards must learn that these are in use. And again, should Redis
+        // have lost it.
+        if !write_layout(&mut layout, &producer.engine, &producer.stop).await? {
+            return Ok(true);
+        }
         let began = Instant::now();
         let Some(seen) = producer.scan(&scanner).await? else { return Ok(true) };
         seen.log(began.elapsed(), &skipped_before);
         if settings.once {
+            if settings.remember {
+                producer.prune_after(&scanner, &seen.report).await;
+            }
             return Ok(seen.unreadable.is_none());
         }
         if let Some(previous) = &previous
@@ -156,6 +162,8 @@ struct Producer {
     limit: u64,
     limit_key: String,
     pruned: prune::Rhythm,
+    /// It has said that others have files in the same memory.
+    warned: bool,
 }
 
 impl Producer {
@@ -175,6 +183,7 @@ impl Producer {
             limit: u64::from(settings.rate_limit_per_sec),
             limit_key: engine.shards[0].rate_limit(&settings.rate_limit_key),
             pruned: prune::Rhythm::default(),
+            warned: false,
             engine,
         })
     }
@@ -206,7 +215,11 @@ impl Producer {
             let scanner = Arc::clone(scanner);
             tokio::task::spawn_blocking(move || walk(&scanner, &sender))
         };
-        let mut enqueued = 0;
+        let place = {
+            let scanner = Arc::clone(scanner);
+            tokio::task::spawn_blocking(move || scanner.place()).await.unwrap_or_default()
+        };
+        let (mut enqueued, mut announced) = (0, false);
         let mut stop = self.stop.clone();
         loop {
             let batch = tokio::select! {
@@ -215,6 +228,13 @@ impl Producer {
                 batch = batches.recv() => batch,
             };
             let Some(batch) = batch else { break };
+            // Before the first of them is remembered: from then on nobody else may forget what it does not find.
+            if let (Some(place), false) = (&place, announced) {
+                if self.announce(place).await.is_none() {
+                    return Ok(None);
+                }
+                announced = true;
+            }
             match self.batch(batch).await {
                 Some(count) => enqueued += count,
                 None => return Ok(None),

@@ -1,5 +1,6 @@
 //! `--role=worker`: opens the lanes and keeps them open, renews their heartbeats, promotes and reaps, until a
 //! signal; then drains.
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -9,12 +10,13 @@ use jobqueue::breaker::Breaker;
 use jobqueue::config::{self, Config, HandlerKind, Protocol, TypeHandler};
 use jobqueue::engine::{Engine, breaker_settings};
 use jobqueue::keys::Keys;
+use jobqueue::layout;
 use jobqueue::reaper::RESTARTED;
 use jobqueue::store::{Fenced, Registration, Session, StoreError};
 use tokio::sync::{OnceCell, mpsc};
 use tokio::task::JoinSet;
 
-use super::{check_redis, write_layout};
+use super::{check_redis, is_stopped, write_layout};
 use crate::coroner::Coroner;
 use crate::handler::{
     ByType, Command, CommandSettings, Handler, Http, HttpSettings, Simulate, SimulateSettings,
@@ -24,12 +26,15 @@ use crate::heartbeat;
 use crate::lane::{End, Lane};
 use crate::metrics::Metrics;
 use crate::presence::{self, Presence};
-use crate::shared::{Beat, LaneSettings, Shared};
+use crate::shared::{Beat, LaneSettings, Shared, Shares};
 use crate::shutdown::{Shutdown, shutdown};
 use crate::slots::Slots;
 use crate::traces::Tracer;
 
 mod upkeep;
+
+/// How often shards of other layouts are looked for.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
 
 /// What a worker needs from its process.
 pub struct Surroundings {
@@ -57,18 +62,17 @@ pub async fn run_with(
 ) -> anyhow::Result<bool> {
     let mut engine = Engine::new(config);
     check_redis(&engine).await?;
-    let (configured, asked) = (engine.clone(), shutdown_request.clone());
-    let mut layout = Box::pin(async move { write_layout(&configured, &asked).await });
+    let (tell, mut found) = mpsc::channel(1);
+    tokio::spawn(watch_layout(engine.clone(), shutdown_request.clone(), tell));
     // Its node may be away while those of other shards are not: they are served meanwhile.
     let patience = if engine.shards.len() > 1 { engine.longest_backoff() } else { Duration::MAX };
-    let settled = tokio::time::timeout(patience, &mut layout).await.ok().transpose()?;
-    let mut is_settled = settled.is_some();
-    engine.shards.extend(told(settled.unwrap_or_default()));
+    let first = tokio::time::timeout(patience, found.recv()).await.ok().flatten().transpose()?;
+    engine.shards.extend(told(first.unwrap_or_default()));
     let mut lanes = lane_count(config).max(engine.shards.len());
     let (stop, stopping) = shutdown();
     let (all_closed, closed) = shutdown();
     let mut process = Process {
-        shared: Arc::new(share(handler, config, &engine, around, lanes)?),
+        shared: Arc::new(share(handler, config, &engine, around)?),
         config: config.clone(),
         engine: engine.clone(),
         open: JoinSet::new(),
@@ -79,7 +83,7 @@ pub async fn run_with(
     for (shard, keys) in engine.shards.iter().enumerate() {
         process.serve(keys, (0..lanes).filter(|lane| lane % engine.shards.len() == shard));
     }
-    let found = process.look_after();
+    let served = process.look_after();
     let (mut clean, mut failed) = (true, None);
     loop {
         tokio::select! {
@@ -90,19 +94,16 @@ pub async fn run_with(
             // Without its heartbeats a worker would lose its lanes one by one: better to end, and be started again.
             Some(ended) = process.background.join_next() => ended.context("a task failed, see the log for the place")?,
             () = shutdown_request.requested(), if !process.stopping.is_requested() => stop.stop(),
-            settled = &mut layout, if !is_settled && !process.stopping.is_requested() => {
-                is_settled = true;
-                match settled {
-                    Ok(leftovers) => for keys in told(leftovers) {
-                        process.serve(&keys, lanes..=lanes);
-                        lanes += 1;
-                        let _ = found.send(keys);
-                    },
-                    // Said when it ends: what runs by now is drained first.
-                    Err(error) => {
-                        failed = Some(error);
-                        stop.stop();
-                    }
+            Some(found) = found.recv(), if !process.stopping.is_requested() => match found {
+                Ok(leftovers) => for keys in told(leftovers) {
+                    process.serve(&keys, lanes..=lanes);
+                    lanes += 1;
+                    let _ = served.send(keys);
+                },
+                // Said when it ends: what runs by now is drained first.
+                Err(error) => {
+                    failed = Some(error);
+                    stop.stop();
                 }
             }
         }
@@ -114,13 +115,57 @@ pub async fn run_with(
     failed.map_or(Ok(clean), Err)
 }
 
-/// Says which shards are served only until they are empty.
+/// Says which shards are served only for what they hold.
 fn told(leftovers: Vec<Keys>) -> Vec<Keys> {
     if !leftovers.is_empty() {
         let count = leftovers.len();
-        tracing::info!(count, "Serving the shards of an earlier layout until they are empty");
+        tracing::info!(count, "Serving the shards of another layout too, they hold jobs");
     }
     leftovers
+}
+
+/// Writes the layout of shards down, then looks for shards of other layouts that hold jobs, now and again: whoever still
+/// works with one may push there at any time. Tells each once, and the first time also that there are none.
+async fn watch_layout(engine: Engine, shutdown: Shutdown, tell: mpsc::Sender<anyhow::Result<Vec<Keys>>>) {
+    let mut watch = layout::Watch::new(&engine);
+    match write_layout(&mut watch, &engine, &shutdown).await {
+        Ok(true) => {}
+        Ok(false) => return,
+        Err(error) => {
+            let _ = tell.send(Err(error)).await;
+            return;
+        }
+    }
+    let (mut known, mut is_first) = (HashSet::new(), true);
+    loop {
+        let wait = match watch.leftovers().await {
+            Ok(mut leftovers) => {
+                leftovers.retain(|keys| known.insert(keys.lanes()));
+                let news = is_first || !leftovers.is_empty();
+                is_first = false;
+                if news && tell.send(Ok(leftovers)).await.is_err() {
+                    return;
+                }
+                LOOK_EVERY.mul_f64(fastrand::f64() + 0.5)
+            }
+            Err(error) if is_first => match is_stopped(error, &engine, &shutdown).await {
+                Ok(true) => return,
+                Ok(false) => continue,
+                Err(error) => {
+                    let _ = tell.send(Err(error.into())).await;
+                    return;
+                }
+            },
+            // Whoever works is told often enough that Redis is away.
+            Err(error) => {
+                tracing::debug!(%error, "Could not look for shards of another layout, trying again");
+                engine.longest_backoff()
+            }
+        };
+        if shutdown.within(wait).await {
+            return;
+        }
+    }
 }
 
 /// The tasks of a worker. Each shard has its own: one whose node is away keeps nobody from the others.
@@ -142,6 +187,7 @@ impl Process {
     /// Serves a shard with lanes of these numbers.
     fn serve(&mut self, keys: &Keys, lanes: impl Iterator<Item = usize>) {
         let lanes: Vec<_> = lanes.map(|index| (index, Arc::new(Beat::new()))).collect();
+        self.shared.shares.serve(lanes.len());
         self.background.spawn(heartbeat::run(
             Arc::clone(&self.shared),
             lanes.iter().map(|(_, beat)| Arc::clone(beat)).collect(),
@@ -158,7 +204,7 @@ impl Process {
                 self.closed.clone(),
             ));
         }
-        let fenced = Arc::new(OnceCell::new());
+        let prepared = Arc::new(OnceCell::new());
         for (at, (index, beat)) in lanes.into_iter().enumerate() {
             self.shared.expect_lane(index);
             self.open.spawn(keep_open(
@@ -167,7 +213,7 @@ impl Process {
                 keys.clone(),
                 (index, at == 0),
                 beat,
-                Arc::clone(&fenced),
+                Arc::clone(&prepared),
                 self.stopping.clone(),
             ));
         }
@@ -206,13 +252,7 @@ fn lane_count(config: &Config) -> usize {
     }
 }
 
-fn share(
-    handler: Handler,
-    config: &Config,
-    engine: &Engine,
-    around: Surroundings,
-    lanes: usize,
-) -> anyhow::Result<Shared> {
+fn share(handler: Handler, config: &Config, engine: &Engine, around: Surroundings) -> anyhow::Result<Shared> {
     let host = hostname::get()?.to_string_lossy().into_owned();
     let process = format!("{host}-{}", std::process::id());
     let worker = &config.worker;
@@ -247,9 +287,6 @@ fn share(
             ttl: engine.ttl,
             park_timeout: worker.brpoplpush_timeout.get(),
             completed_max: engine.completed_max,
-            share: (worker.count as usize).div_ceil(lanes).max(1),
-            // One for each other lane to wake up with, but most of them may go to a shard that alone has jobs.
-            spare: (engine.shards.len() > 1).then(|| (lanes - 1).min(worker.count as usize / 4)),
             drain_timeout: worker.drain_timeout.get(),
             weights: (worker.priorities.iter())
                 .filter_map(|name| worker.weights.get(name).copied().map(u32::from))
@@ -259,7 +296,9 @@ fn share(
         registration,
         readiness: around.readiness,
         wake: tokio::sync::Notify::new(),
+        freed: tokio::sync::Notify::new(),
         drained: Mutex::default(),
+        shares: Shares::default(),
         coroner,
         news: tokio::sync::watch::Sender::new(()),
         presence: (config.protocol == Protocol::Sidekiq)
@@ -279,7 +318,10 @@ fn handler(config: &Config) -> anyhow::Result<Handler> {
             };
             Ok((kind.clone(), handler.with_context(|| format!("async.handlers.{kind}"))?))
         });
-        return Ok(Handler::ByType(ByType::new(handlers.collect::<anyhow::Result<_>>()?)));
+        return Ok(Handler::ByType(ByType::new(
+            handlers.collect::<anyhow::Result<_>>()?,
+            breaker_settings(config),
+        )));
     }
     match settings.kind {
         HandlerKind::Simulate => simulate(&settings.simulate),
@@ -310,7 +352,7 @@ fn http(settings: &config::Http, config: &Config) -> anyhow::Result<Handler> {
         key_file: given(&settings.key_file).map(Into::into),
         concurrency: config.worker.count as usize,
         keeps_result: keeps_results(config),
-        interrupts: config.protocol == Protocol::Sidekiq,
+        sidecar: config.protocol == Protocol::Sidekiq,
     })?)))
 }
 
@@ -326,6 +368,19 @@ fn command(settings: &config::Command, config: &Config) -> anyhow::Result<Handle
 /// Only a job over HTTP has a place for its result.
 fn keeps_results(config: &Config) -> bool {
     config.protocol == Protocol::Async
+}
+
+/// What is done before the first lane of a shard is opened.
+async fn prepare(engine: &Engine, keys: &Keys, shared: &Shared) {
+    fence_predecessors(engine, keys, &shared.registration).await;
+    let Some(presence) = &shared.presence else { return };
+    // Found out later, a queue would have been taken from that was paused all the time.
+    let mut session = engine.session(keys);
+    while let Err(error) = presence.hear(&mut session, &shared.wake).await {
+        tracing::warn!(error = %error, "Could not read which queues are paused, taking no jobs before that");
+        let wait = if error.is_transient() { session.backoff() } else { engine.longest_backoff() };
+        tokio::time::sleep(wait).await;
+    }
 }
 
 /// A container restarted in place has the same pod: whatever its predecessor held is certainly free. Without a
@@ -375,12 +430,12 @@ async fn keep_open(
     keys: Keys,
     (index, parks): (usize, bool),
     beat: Arc<Beat>,
-    fenced: Arc<OnceCell<()>>,
+    prepared: Arc<OnceCell<()>>,
     mut shutdown: Shutdown,
 ) -> End {
     // The first lane of its shard does it, the others wait for it.
     tokio::select! {
-        () = fenced.get_or_init(|| fence_predecessors(&engine, &keys, &shared.registration)) => {}
+        () = prepared.get_or_init(|| prepare(&engine, &keys, &shared)) => {}
         () = shutdown.requested() => return End::Drained,
     }
     let park_reply = shared.settings.park_timeout + Duration::from_secs(2);

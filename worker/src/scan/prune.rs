@@ -65,7 +65,7 @@ pub fn forgotten<'a>(
 ) -> Vec<&'a str> {
     let trusted = |scan: &ScanReport| scan.complete && scan.errors == 0 && scan.files > 0;
     let same_device = this.root_device.is_some() && this.root_device == previous.root_device;
-    if !trusted(this) || !trusted(previous) || !same_device {
+    if !trusted(this) || !trusted(previous) || !same_device || this.place != previous.place {
         return Vec::new();
     }
     seen.into_iter()

@@ -2,7 +2,6 @@
 use std::collections::BTreeSet;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::process::Stdio;
-use std::time::Duration;
 
 use serde_json::{Value, json};
 
@@ -105,6 +104,33 @@ async fn a_purge_deletes_nothing_that_its_reader_has_not_acknowledged() {
 }
 
 #[tokio::test]
+async fn a_purge_says_which_of_its_archive_somebody_else_moved() {
+    let redis = Redis::start();
+    redis.push(DEAD, &letters(5)).await;
+    let args = ["dlq", "purge", "--yes", "--archive", "-", "--acknowledged", "-o", "json"];
+    let mut child = worker(&redis, &args).stdin(Stdio::piped()).spawn().unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    let archive = BufReader::new(child.stdout.take().unwrap()).lines();
+    let mut archive = archive.map(Result::unwrap);
+    let mut stored: Vec<String> = archive.by_ref().take(5).collect();
+    // It is in the archive, and back in its queue before it could be deleted: the third that is read.
+    let third = redis.all(DEAD).await[2].clone();
+    assert_eq!(redis.command::<u64>(&["LREM", DEAD, "1", std::str::from_utf8(&third).unwrap()]), 1);
+    redis.push(HIGH, &[third.to_vec()]).await;
+    writeln!(stdin, "1000").unwrap();
+    stored.extend(archive);
+    assert_eq!(child.wait().unwrap().code(), Some(1), "as a requeue");
+    let mut told = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut told).unwrap();
+    let result: Value = serde_json::from_str(told.lines().last().unwrap()).unwrap();
+    let result = &result["result"];
+    assert_eq!((&result["deleted"], &result["contended"]), (&json!(4), &json!(true)), "{result}");
+    assert_eq!(result["archived"], json!(stored.len()), "{result}");
+    assert_eq!(result["not_deleted"], json!(stored.len() - 4), "{result}");
+    assert!(redis.all(DEAD).await.is_empty());
+}
+
+#[tokio::test]
 async fn a_purge_whose_archive_breaks_deletes_no_more() {
     let redis = Redis::start();
     redis.push(DEAD, &letters(5000)).await;
@@ -140,15 +166,14 @@ async fn a_requeue_that_redis_leaves_can_be_run_again() {
 }
 
 #[tokio::test]
-#[ignore = "measures; on a busy machine it says nothing"]
-async fn a_hundred_thousand_are_requeued_in_five_seconds() {
+#[ignore = "measures: five seconds is the aim, the time is printed"]
+async fn a_hundred_thousand_are_requeued_without_a_rate() {
     let redis = Redis::start();
     redis.push(DEAD, &letters(100_000)).await;
     let output = worker(&redis, &["dlq", "requeue", "-o", "json"]).output().unwrap();
     let done: Value = serde_json::from_slice(&output.stdout).unwrap();
     println!("requeued {} in {} ms", done["requeued"], done["elapsed_ms"]);
     assert_conserved(&redis, 100_000).await;
-    assert!(Duration::from_millis(done["elapsed_ms"].as_u64().unwrap()) < Duration::from_secs(5), "{done}");
 }
 
 #[tokio::test]

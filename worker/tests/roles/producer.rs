@@ -177,6 +177,64 @@ async fn a_missing_directory_fails_one_scan_and_is_waited_for_otherwise() {
 }
 
 #[tokio::test]
+async fn a_producer_that_runs_once_forgets_files_that_are_gone() {
+    let redis = Redis::start();
+    let dir = tree(20);
+    let seen = format!("jobqueue:seen:{}", seen_name(dir.path()));
+    assert!(once(&redis, dir.path(), &[]).status.success());
+    for gone in 0..5 {
+        std::fs::remove_file(dir.path().join(format!("{gone}.txt"))).unwrap();
+    }
+    assert!(once(&redis, dir.path(), &[]).status.success());
+    assert_eq!(redis.command::<usize>(&["HLEN", &seen]), 15);
+    for left in 5..20 {
+        std::fs::remove_file(dir.path().join(format!("{left}.txt"))).unwrap();
+    }
+    assert!(once(&redis, dir.path(), &[]).status.success());
+    assert_eq!(
+        redis.command::<usize>(&["HLEN", &seen]),
+        15,
+        "an empty directory may be one that is not mounted"
+    );
+}
+
+#[tokio::test]
+async fn a_producer_does_not_forget_the_files_of_another_directory_under_the_same_path_and_name() {
+    let redis = Redis::start();
+    let home = tempfile::tempdir().unwrap();
+    let [path, ours, theirs] = ["inbox", "ours", "theirs"].map(|name| home.path().join(name));
+    let seen = format!("jobqueue:seen:{}", seen_name(&path));
+    for (at, mine) in [&ours, &theirs].into_iter().enumerate() {
+        std::fs::create_dir(mine).unwrap();
+        for n in 0..3 {
+            std::fs::write(mine.join(format!("{at}-{n}.txt")), "x").unwrap();
+        }
+    }
+    // As it would be mounted on each of two hosts.
+    let scan = |mounted: &Path| {
+        std::fs::rename(mounted, &path).unwrap();
+        let output = once(&redis, &path, &[]);
+        std::fs::rename(&path, mounted).unwrap();
+        assert!(output.status.success(), "{}", said(&output.stderr));
+        said(&output.stdout) + &said(&output.stderr)
+    };
+    assert!(!scan(&ours).contains("producer.name"));
+    for mounted in [&theirs, &ours, &theirs] {
+        let told = scan(mounted);
+        assert!(told.contains("Forgot no files") && told.contains("producer.name"), "{told}");
+    }
+    assert_eq!(redis.command::<usize>(&["HLEN", &seen]), 6);
+    let files = enqueued(&redis).await;
+    assert_eq!((files.len(), files.values().max()), (6, Some(&1)), "{files:?}");
+    // Once the other has not been heard of for long enough, its files are gone.
+    let places = format!("jobqueue:seen-in:{}", seen_name(&path));
+    assert!(redis.command::<i64>(&["PTTL", &places]) > 0, "it lapses with them");
+    redis.command::<()>(&["DEL", &places]);
+    assert!(!scan(&ours).contains("Forgot no files"));
+    assert_eq!(redis.command::<usize>(&["HLEN", &seen]), 3);
+}
+
+#[tokio::test]
 async fn files_that_are_gone_are_forgotten() {
     let redis = Redis::start();
     let dir = tree(3);

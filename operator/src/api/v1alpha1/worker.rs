@@ -107,6 +107,14 @@ pub struct Worker {
     pub reaper: Option<Reaper>,
 }
 
+impl Worker {
+    /// How long a pod has to stop: the worker drains, then the app stops, and some seconds for the kubelet to notice each.
+    pub fn grace(&self) -> std::time::Duration {
+        let stop = self.app.as_ref().map(|app| app.stop_timeout.get()).unwrap_or_default();
+        self.drain_timeout.get() + stop + std::time::Duration::from_secs(5)
+    }
+}
+
 // A validated type cannot take its defaults as a whole: the derive makes a second one of it.
 fn concurrency() -> i32 {
     16

@@ -1,10 +1,12 @@
 //! The HTTP API: its pods, its address, how many of them may go at once, and who may reach them.
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::part::part;
 use super::worker::{mount, pod, probe};
 use super::{Child, DEPLOYMENT, DISRUPTION_BUDGET, Error, NETWORK_POLICY, Plan, SERVICE};
+use crate::api::v1alpha1::Api;
 use crate::controller::config::{API_PORT, API_SECRET_DIR, METRICS_PORT};
+use crate::controller::quantity;
 
 pub(super) fn deployment(plan: &Plan) -> Result<Child, Error> {
     let Some(api) = &plan.queue.spec.api else {
@@ -15,6 +17,7 @@ pub(super) fn deployment(plan: &Plan) -> Result<Child, Error> {
         ports.push(json!({ "name": "http", "containerPort": API_PORT }));
     }
     pod["spec"]["containers"][0]["readinessProbe"] = probe("/readyz", 2);
+    pod["spec"]["containers"][0]["resources"] = resources(api)?;
     // Requests end within the drain timeout; some seconds for the kubelet to notice.
     let drain = plan.queue.spec.worker.drain_timeout.get().as_secs();
     pod["spec"]["terminationGracePeriodSeconds"] = json!(drain + 5);
@@ -24,6 +27,32 @@ pub(super) fn deployment(plan: &Plan) -> Result<Child, Error> {
     let strategy =
         json!({ "type": "RollingUpdate", "rollingUpdate": { "maxUnavailable": 0, "maxSurge": "25%" } });
     part(plan, "api", api.replicas, &strategy, pod, api.template.as_ref())
+}
+
+const MIB: u64 = 1 << 20;
+
+/// What bodies and answers of this limit may need: 64 MiB and one of the largest of bodies, twice, as they came and as
+/// the jobs that are written; as much of answers; and the largest twice more while it is sent. And what a process needs.
+fn memory(body_limit: u64) -> u64 {
+    (240 * MIB + 5 * body_limit).next_multiple_of(16 * MIB)
+}
+
+fn resources(api: &Api) -> Result<Value, Error> {
+    let body_limit = api.body_limit.and_then(|limit| u64::try_from(limit).ok()).unwrap_or(MIB);
+    let needed = format!("{}Mi", memory(body_limit) / MIB);
+    let Some(wanted) = &api.resources else {
+        let ours = json!({ "requests": { "cpu": "50m", "memory": "32Mi" }, "limits": { "memory": needed } });
+        return Ok(ours);
+    };
+    let wanted = json!(wanted);
+    let limit = &wanted["limits"]["memory"];
+    if quantity::bytes(limit).is_some_and(|bytes| bytes < memory(body_limit)) {
+        let message = format!(
+            "spec.api.resources.limits.memory = {limit}: requests may need {needed} with spec.api.bodyLimit = {body_limit}; raise the one or lower the other"
+        );
+        return Err(Error::stalled("InvalidSpec", message));
+    }
+    Ok(wanted)
 }
 
 pub(super) fn service(plan: &Plan) -> Child {

@@ -2,7 +2,6 @@
 use serde_json::{Map, Value, json};
 
 use super::template::{self, Image};
-use super::worker::resources;
 use super::{Child, DEPLOYMENT, Error, Plan};
 
 /// `replicas`: how many pods; `None` leaves that to whoever scales it.
@@ -11,10 +10,9 @@ pub(super) fn part(
     name: &str,
     replicas: Option<i32>,
     strategy: &Value,
-    mut pod: Value,
+    pod: Value,
     user: Option<&Map<String, Value>>,
 ) -> Result<Child, Error> {
-    pod["spec"]["containers"][0]["resources"] = resources(None, Image::Ours);
     if let Some(user) = user {
         template::check(user, &format!("spec.{name}.template"), name, Image::Ours)?;
     }

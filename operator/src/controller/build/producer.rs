@@ -2,7 +2,8 @@
 use serde_json::{Value, json};
 
 use super::part::part;
-use super::worker::{mount, pod};
+use super::template::Image;
+use super::worker::{mount, pod, resources};
 use super::{Child, DEPLOYMENT, Error, Plan};
 
 pub(super) fn deployment(plan: &Plan) -> Result<Child, Error> {
@@ -10,6 +11,7 @@ pub(super) fn deployment(plan: &Plan) -> Result<Child, Error> {
         return Ok(Child::new(&DEPLOYMENT, plan.names.part("producer"), None));
     };
     let mut pod = pod(plan, "producer", "--role=producer");
+    pod["spec"]["containers"][0]["resources"] = resources(None, Image::Ours);
     let path = producer.scan_dir.clone().unwrap_or_else(|| "/data".into());
     mount(&mut pod, "jobqueue-data", &path, &Value::Object(producer.volume.clone()));
     // One, and the old one gone before the new one starts: the volume may be attached to one node only.

@@ -27,7 +27,7 @@ const REFUSED_OF_CONTAINER: &[(&str, &str)] = &[
 /// Fields of our container that are the user's when the user's image runs in it.
 const REFUSED_WITHOUT_COMMAND: &[(&str, &str)] = &[
     ("image", "set spec.worker.image"),
-    ("resources", "set spec.worker.resources"),
+    ("resources", "set spec.worker.resources or spec.api.resources"),
     ("securityContext", "the worker needs no rights"),
 ];
 

@@ -464,6 +464,18 @@ fn the_pods_of_an_api_are_restricted_probed_and_know_their_tokens() {
 }
 
 #[test]
+fn the_memory_of_an_api_goes_with_the_bodies_that_it_takes() {
+    let limit =
+        |yaml: &str| pod(&with_api(yaml).api)["containers"][0]["resources"]["limits"]["memory"].clone();
+    assert_eq!(limit("{protocol: async, api: {}}"), "256Mi");
+    assert_eq!(limit("{protocol: async, api: {bodyLimit: 67108864}}"), "560Mi");
+    assert_eq!(limit("{protocol: async, api: {resources: {limits: {memory: 2Gi}}}}"), "2Gi");
+    let small = queue("{protocol: async, api: {bodyLimit: 67108864, resources: {limits: {memory: 512Mi}}}}");
+    let refused = children(&small, &resolved()).unwrap_err().to_string();
+    assert!(refused.contains("560Mi") && refused.contains("bodyLimit"), "{refused}");
+}
+
+#[test]
 fn the_number_of_api_pods_is_ours_only_where_the_queue_says_it() {
     let replicas = |yaml: &str| with_api(yaml).api.object.unwrap()["spec"].get("replicas").cloned();
     assert_eq!(replicas("{protocol: async, api: {}}"), None);

@@ -41,10 +41,8 @@ pub(super) fn deployment(plan: &Plan) -> Result<Child, Error> {
             &json!({ "secret": { "secretName": secret.name } }),
         );
     }
-    let (starting, stop) = (spec.app.as_ref())
-        .map_or((0, 0), |app| (app.start_timeout.get().as_secs(), app.stop_timeout.get().as_secs()));
-    // The worker drains, then the app stops, and some seconds for the kubelet to notice each.
-    pod["spec"]["terminationGracePeriodSeconds"] = json!(spec.drain_timeout.get().as_secs() + stop + 5);
+    let starting = spec.app.as_ref().map_or(0, |app| app.start_timeout.get().as_secs());
+    pod["spec"]["terminationGracePeriodSeconds"] = json!(spec.grace().as_secs());
     if let Some(app) = &spec.app {
         let container = template::take_container(&mut user, "app").unwrap_or_default();
         if container.get("image").is_none() {

@@ -10,7 +10,8 @@ use crate::pods::Pods;
 /// An observer that was told of one queue, and what it tells of it. It looks at nothing by itself.
 fn watching() -> (Observer, ObjectRef<JobQueue>, UnboundedReceiver<ObjectRef<JobQueue>>) {
     let (changed, told) = unbounded();
-    let observer = Observer::new(changed, unbounded().0, Pods::default(), |_| async { false }.boxed());
+    let observer =
+        Observer::new(changed, unbounded().0, unbounded().0, Pods::default(), |_| async { false }.boxed());
     let queue = JobQueue::new("orders", serde_json::from_value(json!({})).unwrap());
     let config = Config::from_value(json!({})).unwrap().config;
     let target = Target::new(&config, &queue, "c/n/orders/u".into(), Asked::default());

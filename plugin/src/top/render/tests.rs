@@ -33,7 +33,7 @@ fn model() -> Model {
     }
     model.press(KeyEvent::from(KeyCode::End));
     let live: Stats = serde_json::from_value(json!({ "processes": [
-        { "host": "thumbnails-worker-7d9c5b8f6-abcde", "in_flight": 16, "oldest_job": "0190-job", "state": "active", "started_at": "2026-01-01T00:00:00Z" },
+        { "host": "thumbnails-worker-7d9c5b8f6-abcde", "in_flight": 16, "oldest_job": "0190f2c4-7a1b-7c3d-8e4f-5a6b7c8d9e0f", "state": "active", "started_at": "2026-01-01T00:00:00Z" },
         { "host": "thumbnails-worker-7d9c5b8f6-fghij", "in_flight": 4, "oldest_job": null, "state": "quiet" },
     ] }))
     .unwrap();
@@ -68,17 +68,14 @@ fn everything_has_its_place_at_80x24() {
          mail-that-has-a-… 3       16      0       0      90s    2/3      ███\n\
          thumbnails        250     16      0       2      90s    2/3      ▁▁█\n\
          \n\
-         \u{20}Workers of thumbnails ─────────────────────────────────────────────────────────",
+         \u{20}Workers of thumbnails (2, Enter shows all) ────────────────────────────────────",
         "\n{text}"
     );
     assert!(
-        text.contains("thumbnails-worker-7d9c5b8f6-abcde  active    16       10m    ██████████   0190-…"),
+        text.contains("…ker-7d9c5b8f6-abcde active   16      10m   0190f2c4-7a1b-7c3d-8e4f-5a6b7c8d9e0f"),
         "\n{text}"
     );
-    assert!(
-        text.contains("thumbnails-worker-7d9c5b8f6-fghij  quiet     4        -      ██           -"),
-        "\n{text}"
-    );
+    assert!(text.contains("…ker-7d9c5b8f6-fghij quiet    4       -     -"), "\n{text}");
     assert!(text.contains("   12s  Scaled workers from 0 to 3: 250 jobs, 100 a worker"), "\n{text}");
     assert!(screen[23].starts_with(" q quit  ? help"), "\n{text}");
 }
@@ -92,7 +89,12 @@ fn a_large_screen_shows_more_of_each_queue() {
         "\n{text}"
     );
     assert!(text.contains("mail-that-has-a-very-long-name"), "\n{text}");
-    assert!(text.contains("0190-job"), "\n{text}");
+    assert!(
+        text.contains(
+            "thumbnails-worker-7d9c5b8f6-abcde  active    16       10m    ██████████   0190f2c4-7a1b"
+        ),
+        "\n{text}"
+    );
     assert!(screen[49].starts_with(" q quit"), "\n{text}");
 }
 
@@ -110,7 +112,31 @@ fn help_question_and_dead_letters_lie_over_the_view() {
     let letter: Letter = serde_json::from_value(json!({ "id": "7", "queue": "high", "reason": "timeout", "error": "took \u{1b}[2J", "age_ms": 61_000 })).unwrap();
     model.heard_letters(&("shop".into(), "thumbnails".into()), Ok(vec![letter]));
     let text = screen(&model, 80, 24).join("\n");
-    assert!(text.contains("timeout       61s  took \\u{1b}[2"), "\n{text}");
+    assert!(text.contains("7                    timeout       61s  took \\u{1b}[2J"), "\n{text}");
+}
+
+#[test]
+fn a_letter_and_the_workers_are_shown_whole() {
+    let mut model = model();
+    model.press(KeyEvent::from(KeyCode::Enter));
+    let text = screen(&model, 80, 24).join("\n");
+    assert!(text.contains("thumbnails-worker-7d9c5b8f6-abcde  active  16 running, 10m old"), "\n{text}");
+    assert!(text.contains("oldest job 0190f2c4-7a1b-7c3d-8e4f-5a6b7c8d9e0f"), "\n{text}");
+    model.press(KeyEvent::from(KeyCode::Char('j')));
+    let text = screen(&model, 80, 24).join("\n");
+    assert!(!text.contains("16 running") && text.contains("4 running"), "scrolled\n{text}");
+    model.press(KeyEvent::from(KeyCode::Esc));
+    model.press(KeyEvent::from(KeyCode::Char('d')));
+    let letter = |number: usize| -> Letter {
+        let error = format!("{} the end of {number}", "word ".repeat(30));
+        serde_json::from_value(json!({ "id": format!("0190f2c4-7a1b-7c3d-8e4f-00000000000{number:02}"), "queue": "high", "reason": "timeout", "error": error })).unwrap()
+    };
+    model.heard_letters(&("shop".into(), "thumbnails".into()), Ok((0..50).map(letter).collect()));
+    assert!(screen(&model, 80, 24).join("\n").contains("word wor…"));
+    model.press(KeyEvent::from(KeyCode::End));
+    model.press(KeyEvent::from(KeyCode::Enter));
+    let text = screen(&model, 80, 24).join("\n");
+    assert!(text.contains("0190f2c4-7a1b-7c3d-8e4f-0000000000049") && text.contains("end of 49"), "\n{text}");
 }
 
 #[test]

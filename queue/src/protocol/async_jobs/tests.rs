@@ -93,12 +93,16 @@ fn what_is_dropped_is_left_alone_but_a_cancelled_job_lives_from_now_on() {
     let hash = "0f".repeat(32);
     let cancelled = dropped(&format!(r#"{{"status":"cancelled","idempotency_key":"{hash}"}}"#));
     let keys = queue().jobs;
-    let expire = |key, unless| Effect::Expire { key, ttl_ms: Some(60_000), unless };
-    let others = unfinished(&keys, &hash);
+    let expire = |key, ttl_ms, unless| Effect::Expire { key, ttl_ms: Some(ttl_ms), unless };
+    let (others, list, month) = (unfinished(&keys, &hash), keys.index("cancelled"), 30 * 86_400_000);
     let expected = [
-        expire(keys.data("a"), None),
+        expire(keys.data("a"), 60_000, None),
         Effect::Unindex { key: others.clone(), member: "a".into() },
-        expire(keys.idem(&hash), Some(others)),
+        expire(others.clone(), month, None),
+        expire(keys.idem(&hash), month, None),
+        expire(keys.idem(&hash), 60_000, Some(others)),
+        Effect::Index { key: list.clone(), at_ms: NOW, member: "a".into() },
+        expire(list, 60_000, None),
     ];
     assert_eq!(cancelled.effects, expected);
     assert_eq!(dropped(r#"{"status":"completed"}"#), Decision { verdict: Verdict::Dropped, effects: vec![] });
@@ -171,7 +175,7 @@ fn what_is_too_large_to_be_run_is_read_to_be_given_up_and_a_run_of_it_still_coun
         decision.effects.iter().any(|effect| matches!(effect, Effect::Expire { ttl_ms: Some(60_000), .. }))
     );
     let grown = of(2 << 20, r#","status":"running","worker":"host-1-1""#);
-    assert_eq!(policy().disowned(&grown, LANE, &queue()), None);
+    assert_eq!(policy().disowned(&grown, LANE, &queue(), 0), None);
     assert!(policy().largest() >= largest_readable(0), "what clients are shown, a worker can give up");
 }
 
@@ -330,6 +334,7 @@ fn outcomes() -> impl Strategy<Value = Outcome> {
         Just(Outcome::Discard(Some(failure()))),
         Just(Outcome::HandlerDied("gone".into())),
         Just(Outcome::HandlerUnavailable("gone".into())),
+        Just(Outcome::PutOff(Duration::from_secs(1), "gone".into())),
         Just(Outcome::Released),
     ]
 }

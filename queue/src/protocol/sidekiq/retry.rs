@@ -62,15 +62,18 @@ pub enum Retries {
     UpTo(i64),
     /// As often as is usual.
     Usual,
+    /// As often as its class says.
+    Unsaid,
 }
 
 impl Retries {
-    /// Of the field. A job without it belongs to a class that says nothing else, as far as we know: the usual.
+    /// Of the field.
     pub fn of(field: Option<&Value>) -> Self {
         match field {
             Some(Value::Bool(false)) => Self::Never,
             Some(Value::Number(number)) => number.as_i64().map_or(Self::Usual, Self::UpTo),
-            _ => Self::Usual,
+            None | Some(Value::Null) => Self::Unsaid,
+            Some(_) => Self::Usual,
         }
     }
 }
@@ -109,10 +112,10 @@ mod tests {
         let of = |json: &str| Retries::of(serde_json::from_str::<Value>(json).ok().as_ref());
         assert_eq!(of("false"), Retries::Never);
         assert_eq!((of("0"), of("7")), (Retries::UpTo(0), Retries::UpTo(7)));
-        for usual in ["true", "null", "\"5\"", "2.5"] {
+        for usual in ["true", "\"5\"", "2.5"] {
             assert_eq!(of(usual), Retries::Usual, "{usual}");
         }
-        assert_eq!(Retries::of(None), Retries::Usual);
+        assert_eq!((of("null"), Retries::of(None)), (Retries::Unsaid, Retries::Unsaid), "the class knows");
     }
 
     proptest! {

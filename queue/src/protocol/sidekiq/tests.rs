@@ -80,14 +80,14 @@ fn the_first_failure_writes_what_sidekiq_writes_in_its_order() {
 
 #[test]
 fn a_second_failure_counts_up_and_keeps_the_time_of_the_first() {
-    let json = r#"{"class":"A","args":[],"jid":"j","retry":true,"created_at":1700000000000,"retry_count":0,"failed_at":1699999999000,"jobqueue_deaths":2,"jobqueue_interrupted_by":"oom"}"#;
+    let json = r#"{"class":"A","args":[],"jid":"j","retry":true,"created_at":1700000000000,"retry_count":0,"failed_at":1699999999000,"jobqueue_deaths":2,"jobqueue_interruptions":0,"jobqueue_interrupted_by":"oom"}"#;
     let decision = settle(json, &Outcome::Failed(raised()));
     let (_, score, member) = scored(&decision);
     assert_eq!(member["retry_count"], 1);
     assert_eq!(member["failed_at"].to_string(), "1699999999000");
     assert_eq!(member["retried_at"].to_string(), "1700000000123", "milliseconds, as created_at is");
     assert!((16.0..=36.1).contains(&(score - 1_700_000_000.123)));
-    assert!(!member.contains_key("jobqueue_deaths") && !member.contains_key("jobqueue_interrupted_by"));
+    assert!(!member.keys().any(|name| name.starts_with("jobqueue_")), "{member:?}");
     assert!(!member.contains_key("error_backtrace"), "nobody asked for it");
 }
 
@@ -113,7 +113,7 @@ fn retry_says_how_often() {
 #[test]
 fn retry_for_is_a_time_and_from_8_on_the_only_limit() {
     let failed = |fields: &str| {
-        let json = format!(r#"{{"class":"A","args":[],"jid":"j","retry_for":60{fields}}}"#);
+        let json = format!(r#"{{"class":"A","args":[],"jid":"j","retry":true,"retry_for":60{fields}}}"#);
         settle(&json, &Outcome::Failed(raised())).verdict
     };
     let dead = Verdict::Dead(Reason::Handler);
@@ -178,7 +178,7 @@ fn a_message_is_cut_where_sidekiq_cuts_it() {
 
 #[test]
 fn what_is_not_sidekiqs_json_dies_as_it_is() {
-    for raw in [&b"not json"[..], b"", b"[1]", b"{\"jid\":\"no class\"}", b"\xff\xfe", b"{\"class\":7}"] {
+    for raw in [&b"not json"[..], b"", b"[1]", b"7", b"\xff\xfe"] {
         let (raw, why) = policy().decode(Bytes::copy_from_slice(raw)).unwrap_err();
         let decision = policy().reject(&raw, &why, &queue(), NOW);
         assert_eq!(decision.verdict, Verdict::Dead(Reason::Malformed));
@@ -198,9 +198,43 @@ fn fields_of_any_type_are_read_where_sidekiq_would_not_mind() {
 fn of_two_fields_with_one_name_the_last_counts_as_in_ruby() {
     let job = job(r#"{"class":7,"jid":"a","retry_count":9,"class":"A","args":[],"jid":"b","retry_count":1}"#);
     assert_eq!((job.fields.id.as_str(), job.fields.retries), ("b", 2));
-    let (_, why) =
-        policy().decode(Bytes::from_static(br#"{"class":"A","args":[],"class":null}"#)).unwrap_err();
-    assert!(why.to_string().contains("a field is missing"), "{why}");
+}
+
+/// Sidekiq finds that out when it looks for the class, and retries it like any other.
+#[test]
+fn a_job_without_a_class_fails_like_any_other() {
+    for json in [r#"{"jid":"j","retry":true}"#, r#"{"class":7,"retry":true}"#, r#"{"class":null,"retry":1}"#]
+    {
+        assert_eq!(settle(json, &Outcome::Failed(raised())).verdict, Verdict::Retried, "{json}");
+    }
+}
+
+#[test]
+fn of_a_job_that_does_not_say_how_often_it_is_retried_its_application_knows() {
+    let last = |failure: &Failure, count: i64| {
+        let json = format!(r#"{{"class":"A","args":[],"jid":"j","retry_count":{count}}}"#);
+        assert_eq!(policy().is_last_attempt(&job(&json), NOW), None, "it is not told");
+        let exhausted = settle(&json, &Outcome::Failed(failure.clone())).verdict != Verdict::Retried;
+        assert_eq!(policy().is_last_failure(&job(&json), failure, NOW), Some(exhausted), "{json}");
+        exhausted
+    };
+    assert!(!last(&raised(), 24) && !last(&raised(), 99), "its class may say 100");
+    let late = Failure::new(Reason::Timeout, "no answer");
+    assert!(!last(&late, 23) && last(&late, 24), "nobody knows: as often as is usual");
+}
+
+#[test]
+fn a_job_of_which_nobody_knows_whether_it_ran_does_not_disappear() {
+    let silent = Outcome::Failed(Failure::new(Reason::NoVerdict, "answered 404"));
+    let json = |retry: &str| format!(r#"{{"class":"A","args":[],"jid":"j","retry":{retry}}}"#);
+    let dead = settle(&json("false"), &silent);
+    assert_eq!(dead.verdict, Verdict::Dead(Reason::NoVerdict));
+    assert_eq!(
+        (scored(&dead).0, &scored(&dead).2["error_class"]),
+        ("dead", &"Jobqueue::HandlerError".into())
+    );
+    assert_eq!(settle(&json("true"), &silent).verdict, Verdict::Retried, "an attempt is spent");
+    assert_eq!(settle(&json("true"), &silent).effects.len(), 1);
 }
 
 #[test]
@@ -274,6 +308,7 @@ fn only_the_applications_own_failures_open_the_breaker() {
     assert_eq!(sample(Outcome::Failed(raised())), Some(true));
     assert_eq!(sample(Outcome::RetryIn(Duration::ZERO, raised())), Some(true));
     assert_eq!(sample(Outcome::Failed(Failure::new(Reason::Timeout, ""))), None);
+    assert_eq!(sample(Outcome::Failed(Failure::new(Reason::NoVerdict, ""))), Some(false));
     assert_eq!(sample(Outcome::HandlerUnavailable(String::new())), Some(false));
     assert_eq!(sample(Outcome::HandlerDied(String::new())), Some(false));
 }

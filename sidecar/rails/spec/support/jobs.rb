@@ -86,6 +86,10 @@ class FailsOnce < Fails
   sidekiq_options retry: 0
 end
 
+class FailsVeryOften < Fails
+  sidekiq_options retry: 100
+end
+
 class Exits < SpecJob
   def perform
     exit 3
@@ -126,6 +130,25 @@ class WaitsAndWraps < Waits
     super
   rescue Sidekiq::Shutdown
     raise Boom, "wrapped"
+  end
+end
+
+# Many small ones, which stop between two of them.
+if defined?(Sidekiq::IterableJob)
+  class CountsToFive
+    include Sidekiq::IterableJob
+
+    def build_enumerator(cursor:)
+      array_enumerator([1, 2, 3, 4, 5], cursor: cursor)
+    end
+
+    def each_iteration(number)
+      Events << [:counted, number]
+      return unless number == 2
+
+      Waits::STARTED << true
+      Waits::GO.pop
+    end
   end
 end
 

@@ -38,7 +38,12 @@ async fn listener() -> (TcpListener, HttpSettings) {
 
 /// Posts one job to a server that gives this answer, and says what came of it.
 async fn answered(response: String) -> Outcome {
+    answered_by(response, false).await
+}
+
+async fn answered_by(response: String, sidecar: bool) -> Outcome {
     let (listener, settings) = listener().await;
+    let settings = HttpSettings { sidecar, ..settings };
     let server = async {
         let (mut stream, _) = listener.accept().await.unwrap();
         request(&mut stream).await.unwrap();
@@ -64,8 +69,12 @@ async fn serve_one(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> (String, 
 async fn a_job_is_posted_byte_for_byte_with_what_is_known_about_its_run() {
     let (listener, settings) = listener().await;
     let http = Http::new(&settings).unwrap();
-    let call =
-        Call { traceparent: Some("00-aa-bb-01".into()), request_id: Some("r-7".into()), ..Call::default() };
+    let call = Call {
+        queue: "mail".into(),
+        traceparent: Some("00-aa-bb-01".into()),
+        request_id: Some("r-7".into()),
+        ..Call::default()
+    };
     let server = async { serve_one(listener.accept().await.unwrap().0).await };
     let subject = job(JOB);
     let (outcome, (head, body)) = tokio::join!(http.handle(&subject, &call), server);
@@ -77,6 +86,7 @@ async fn a_job_is_posted_byte_for_byte_with_what_is_known_about_its_run() {
         "traceparent: 00-aa-bb-01",
         "x-request-id: r-7",
         "x-job-id: j-1",
+        "x-job-queue: mail",
         "x-job-attempt: 3",
         concat!("user-agent: jobqueue-worker/", env!("CARGO_PKG_VERSION")),
     ] {
@@ -103,7 +113,7 @@ async fn the_end_of_a_job_is_told_beside_where_jobs_are_posted() {
 #[tokio::test]
 async fn a_program_that_stops_jobs_is_asked_until_none_of_them_runs() {
     let (listener, settings) = listener().await;
-    let http = Http::new(&HttpSettings { interrupts: true, ..settings.clone() }).unwrap();
+    let http = Http::new(&HttpSettings { sidecar: true, ..settings.clone() }).unwrap();
     let server = async {
         let (mut stream, _) = listener.accept().await.unwrap();
         for running in [2, 1, 0] {
@@ -114,17 +124,76 @@ async fn a_program_that_stops_jobs_is_asked_until_none_of_them_runs() {
             stream.write_all(answer("200 OK", "", &body).as_bytes()).await.unwrap();
         }
     };
-    let jobs = [Arc::new(job(JOB))];
+    let jobs = [Arc::new(named(r#""j-1""#))];
     assert!(tokio::join!(http.stop(&jobs), server).0);
     assert!(!http.stop(&[]).await, "nobody is asked about no jobs");
     assert!(!Http::new(&settings).unwrap().stop(&jobs).await, "nor who does not know how");
+}
+
+/// A job of Sidekiq's with this `jid`.
+fn named(jid: &str) -> Job {
+    let raw = Bytes::from(format!(r#"{{"class":"Hard","args":[],"jid":{jid}}}"#));
+    let id = jid.trim_matches('"').to_owned();
+    Job { raw, fields: jobqueue::job::Fields { id, ..Default::default() } }
+}
+
+#[tokio::test]
+async fn of_a_job_without_a_text_for_its_name_nobody_knows_whether_it_was_stopped() {
+    for (jid, sent) in [("\"\"", r#"["a"]"#), ("7", r#"["a","7"]"#)] {
+        let (listener, settings) = listener().await;
+        let http = Http::new(&HttpSettings { sidecar: true, ..settings }).unwrap();
+        let server = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let (_, body) = request(&mut stream).await.unwrap();
+            assert_eq!(body, format!(r#"{{"jids":{sent},"gently":false}}"#));
+            stream.write_all(answer("200 OK", "", r#"{"running":0}"#).as_bytes()).await.unwrap();
+        };
+        let jobs = [Arc::new(named(r#""a""#)), Arc::new(named(jid))];
+        assert!(!tokio::join!(http.stop(&jobs), server).0, "{jid}");
+    }
+}
+
+#[tokio::test]
+async fn what_does_not_answer_as_the_sidecar_does_is_not_believed() {
+    let not_it = [
+        answer("404 Not Found", "", r#"{"status":"error","result":"there is nothing here"}"#),
+        answer("405 Not Allowed", "allow: GET\r\n", ""),
+        answer("500 Oops", "", r#"{"status":500,"error":"Internal Server Error"}"#),
+        answer("502 Bad Gateway", "", "<html>"),
+        answer("504 Gateway Timeout", "", ""),
+        answer("200 OK", "", "<html>Welcome"),
+        answer("200 OK", "", r#"{"status":"ok"}"#),
+        answer("204 No Content", "", ""),
+        "220 mail.example ESMTP\r\n".into(),
+    ];
+    for response in not_it {
+        let outcome = answered_by(response.clone(), true).await;
+        assert!(
+            matches!(outcome, Outcome::Failed(Failure { reason: Reason::NoVerdict, raised: None, .. })),
+            "{response}: {outcome:?}"
+        );
+    }
+    let its_word = [
+        answer("400 No", "", r#"{"status":"error","result":"args: must be an array"}"#),
+        answer("413 Large", "", r#"{"status":"error","result":"the body is larger"}"#),
+        answer("500 Oops", "", r#"{"status":"failure","result":"boom"}"#),
+        answer("200 OK", "", r#"{"status":"failure","result":"boom"}"#),
+    ];
+    for response in its_word {
+        let outcome = answered_by(response.clone(), true).await;
+        assert!(
+            matches!(outcome, Outcome::Failed(Failure { reason: Reason::Handler, .. })),
+            "{response}: {outcome:?}"
+        );
+    }
+    assert_eq!(answered_by(answer("200 OK", "", r#"{"status":"success"}"#), true).await, Outcome::Done);
 }
 
 #[tokio::test]
 async fn a_program_that_knows_no_way_to_stop_jobs_is_asked_once() {
     for response in [answer("404 Not Found", "", "{\"running\":1}"), answer("200 OK", "", "ok")] {
         let (listener, settings) = listener().await;
-        let http = Http::new(&HttpSettings { interrupts: true, ..settings }).unwrap();
+        let http = Http::new(&HttpSettings { sidecar: true, ..settings }).unwrap();
         let server = async {
             let (mut stream, _) = listener.accept().await.unwrap();
             request(&mut stream).await.unwrap();

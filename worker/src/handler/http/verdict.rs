@@ -1,6 +1,8 @@
 //! What the body of a 2xx answer says about the job: `{"status": "success" | "failure", ...}` and the
-//! words beyond it. An answer without such words is a success, so any program that answers 200 will do.
+//! words beyond it. An answer without such words is a success, so any program that answers 200 will do; only of Sidekiq's
+//! sidecar it is none: whatever else listens on its port would make jobs disappear that never ran.
 use super::head;
+use hyper::StatusCode;
 use jobqueue::outcome::{Failure, Outcome, Raised, Reason};
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::Value;
@@ -34,17 +36,22 @@ enum Word {
 }
 
 /// The outcome that a 2xx answer states. `whole` is false when the body was longer than what was read;
-/// `keeps_result` that a success brings its `result` along.
-pub(super) fn outcome(body: &[u8], whole: bool, keeps_result: bool) -> Outcome {
-    let mut verdict = Verdict::default();
-    let mut json = serde_json::Deserializer::from_slice(body);
-    // An error here ends the reading, not the verdict: not JSON at all (its status code was its answer),
-    // or cut off, and then what was met before the cut counts.
-    let _ = Fill(&mut verdict).deserialize(&mut json);
+/// `keeps_result` that a success brings its `result` along; `silent` why a job failed whose answer states none.
+pub(super) fn outcome(body: &[u8], whole: bool, keeps_result: bool, silent: Reason) -> Outcome {
+    let verdict = Verdict::read(body);
     let object = body.trim_ascii_start().first() == Some(&b'{');
-    match (verdict.outcome(whole || !object), verdict.result) {
+    match (verdict.outcome(whole || !object, silent), verdict.result) {
         (Outcome::Done, Some(result)) if keeps_result => Outcome::DoneWith(result.to_string().into()),
         (outcome, _) => outcome,
+    }
+}
+
+/// Whether an answer with another status speaks of this job all the same: that it failed, or is none that can be run.
+pub(super) fn is_about_the_job(status: StatusCode, body: &[u8]) -> bool {
+    match Verdict::read(body).status.as_ref().and_then(Value::as_str) {
+        Some("failure") => true,
+        Some("error") => matches!(status, StatusCode::BAD_REQUEST | StatusCode::PAYLOAD_TOO_LARGE),
+        _ => false,
     }
 }
 
@@ -54,8 +61,17 @@ pub(super) fn bounded(delay: Duration) -> Duration {
 }
 
 impl Verdict {
+    /// An error here ends the reading, not the verdict: not JSON at all (its status code was its answer), or cut off, and
+    /// then what was met before the cut counts.
+    fn read(body: &[u8]) -> Self {
+        let mut verdict = Self::default();
+        let mut json = serde_json::Deserializer::from_slice(body);
+        let _ = Fill(&mut verdict).deserialize(&mut json);
+        verdict
+    }
+
     /// `complete` is false when a field that was not met may still have been there.
-    fn outcome(&self, complete: bool) -> Outcome {
+    fn outcome(&self, complete: bool, silent: Reason) -> Outcome {
         match self.word {
             Some(Word::Interrupted) => {
                 // It stops and has said so: the job runs again elsewhere, and nothing is held against it.
@@ -80,7 +96,8 @@ impl Verdict {
             Some(Value::String(status)) if status == "failure" => {
                 return Outcome::Failed(self.failure(Reason::Handler));
             }
-            None if complete => return Outcome::Done,
+            None if complete && silent != Reason::NoVerdict => return Outcome::Done,
+            None if complete => "answered without a status: is this the sidecar?".into(),
             None => "answered more than 64 KiB without a status at its beginning".into(),
             // Running it again is better than losing it, and this text says what to change.
             Some(other) => format!(
@@ -88,7 +105,7 @@ impl Verdict {
                 head(other.to_string().as_bytes())
             ),
         };
-        Outcome::Failed(Failure::new(Reason::Handler, error))
+        Outcome::Failed(Failure::new(silent, error))
     }
 
     fn hear(&mut self, word: Word, value: &Value) {
@@ -179,7 +196,7 @@ mod tests {
     use super::*;
 
     fn said(body: &str) -> Outcome {
-        outcome(body.as_bytes(), true, false)
+        outcome(body.as_bytes(), true, false, Reason::Handler)
     }
 
     fn failed(error: &str) -> Outcome {
@@ -212,7 +229,7 @@ mod tests {
 
     #[test]
     fn a_success_brings_its_result_along_where_it_is_kept() {
-        let kept = |body: &str| outcome(body.as_bytes(), true, true);
+        let kept = |body: &str| outcome(body.as_bytes(), true, true, Reason::Handler);
         let answer = r#"{"status":"success","result":{"b":12345678901234567890,"a":[1.50]}}"#;
         assert_eq!(kept(answer), Outcome::DoneWith(r#"{"b":12345678901234567890,"a":[1.50]}"#.into()));
         assert_eq!(kept(r#"{"result":"text"}"#), Outcome::DoneWith("\"text\"".into()));
@@ -273,7 +290,7 @@ mod tests {
 
     #[test]
     fn of_an_answer_that_is_too_long_the_beginning_counts() {
-        let cut = |body: &str| outcome(body.as_bytes(), false, false);
+        let cut = |body: &str| outcome(body.as_bytes(), false, false, Reason::Handler);
         assert_eq!(cut(r#"{"status":"success","result":"aaaa"#), Outcome::Done);
         assert_eq!(cut(r#"{"status":"failure","error_message":"no","backtrace":["aaa"#), failed("no"));
         assert!(matches!(cut(r#"{"result":"aaaa"#), Outcome::Failed(_)));

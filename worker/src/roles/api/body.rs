@@ -35,11 +35,18 @@ pub(super) struct Limits {
     pub in_flight: Arc<Semaphore>,
 }
 
-/// A body that has arrived; its share of the memory is given back with it.
+/// A body that has arrived.
 #[derive(Debug)]
 pub(super) struct Received {
     pub bytes: Bytes,
-    _share: Option<OwnedSemaphorePermit>,
+    pub share: Share,
+}
+
+/// A body's share of the memory, given back with the last that holds it: the request, and the order that a clerk still
+/// has when the request has given up.
+#[derive(Debug, Clone)]
+pub(super) struct Share {
+    _permit: Arc<Option<OwnedSemaphorePermit>>,
 }
 
 impl Limits {
@@ -85,7 +92,7 @@ impl Limits {
             }
             bytes.extend_from_slice(&data);
         }
-        Ok(Received { bytes: bytes.freeze(), _share: share })
+        Ok(Received { bytes: bytes.freeze(), share: Share { _permit: Arc::new(share) } })
     }
 
     fn too_large(&self) -> Problem {

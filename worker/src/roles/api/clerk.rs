@@ -4,8 +4,9 @@
 mod reading;
 mod writing;
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -14,14 +15,18 @@ use jobqueue::connect::{Connector, Settings};
 use jobqueue::engine::Engine;
 use jobqueue::job::Data;
 use jobqueue::keys::Keys;
+use jobqueue::layout::{self, LayoutError};
 use jobqueue::protocol::Records;
 use jobqueue::protocol::async_jobs::Status;
 use jobqueue::store::{Answer, Order, PAGE_COUNT, Place, Session, StoreError};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::time::{Instant, timeout_at};
 use uuid::Uuid;
 
+use super::REDIS;
+use super::body::Share;
 use super::problem::{Code, Problem};
+use super::waiting::Waiting;
 use crate::health::{Dependency, Readiness};
 use crate::metrics::Metrics;
 
@@ -29,11 +34,16 @@ use crate::metrics::Metrics;
 const LIST_BYTES: usize = 2 << 20;
 /// What may wait for one clerk; beyond that new requests are refused at once.
 const WAITING: usize = 2048;
+/// How often shards of other layouts are looked for, beside those times when a job is not found.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// After a look that failed, however many want the next.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 type Reply<T> = oneshot::Sender<Result<T, StoreError>>;
 
 enum Write {
-    Create(Arc<Order>, Reply<Answer>),
+    /// With the share of the memory that its body has: an order may wait here for longer than its request does.
+    Create(Arc<Order>, Share, Reply<Answer>),
     Cancel(String, Reply<Option<Cancelled>>),
 }
 
@@ -63,6 +73,7 @@ pub(super) struct Listed {
     pub next: Option<Place>,
 }
 
+#[derive(Clone)]
 struct Desk {
     write: mpsc::Sender<Write>,
     read: mpsc::Sender<Read>,
@@ -79,11 +90,25 @@ enum Crowd {
 
 /// What requests ask the clerks through. Every answer comes within a bound.
 pub(super) struct Clerks {
-    /// One a shard; those that an earlier layout left behind come last, and get no new jobs.
-    desks: Vec<Desk>,
-    shards: u16,
+    /// One a shard; those of other layouts come last, as they are found, and get no new jobs.
+    desks: RwLock<Vec<Desk>>,
+    engine: Engine,
+    reader: Reader,
     bound: Duration,
-    ahead_ms: Arc<AtomicI64>,
+    told: Told,
+    /// The layout is written down: jobs may be created.
+    written: watch::Sender<bool>,
+    looks: Looks,
+}
+
+/// Looks for shards of other layouts, one after the other.
+#[derive(Default)]
+struct Looks {
+    begun: AtomicU64,
+    /// The last that has succeeded.
+    done: watch::Sender<u64>,
+    /// Somebody wants one now.
+    wanted: Notify,
 }
 
 /// Where the clerks tell how they fare.
@@ -102,9 +127,12 @@ fn local_ms() -> u64 {
 }
 
 impl Told {
-    fn redis(&self, up: bool, session: &mut Session) {
+    fn redis(&self, failure: Option<&StoreError>, round_trips: u64) {
+        // An answer that refuses is an answer.
+        let up =
+            !matches!(failure, Some(StoreError::Connect(_) | StoreError::Lost(_) | StoreError::Later(_)));
         self.metrics.redis_answers(up);
-        self.metrics.redis_round_trips(std::mem::take(&mut session.round_trips));
+        self.metrics.redis_round_trips(round_trips);
         self.readiness.dependency("redis", if up { Dependency::Up } else { Dependency::Down });
     }
 }
@@ -127,15 +155,41 @@ impl Clerks {
     pub(super) fn start(engine: &Engine, bound: Duration, told: &Told) -> Self {
         // The role has this protocol, and no other names jobs.
         let reader = Reader { largest: engine.protocol.records().map_or(0, Records::largest) };
-        let desk = |keys: &Keys| {
-            let (write, writes) = mpsc::channel(WAITING);
-            let (read, reads) = mpsc::channel(WAITING);
-            tokio::spawn(writing::run(engine.session(keys), writes, reader, told.clone()));
-            tokio::spawn(reading::run(engine.session(keys), reads, reader, told.clone()));
-            Desk { write, read }
+        let clerks = Self {
+            desks: RwLock::default(),
+            engine: engine.clone(),
+            reader,
+            bound,
+            told: told.clone(),
+            written: watch::Sender::new(false),
+            looks: Looks::default(),
         };
-        let desks = engine.shards.iter().map(desk).collect();
-        Self { desks, shards: engine.naming.shards, bound, ahead_ms: Arc::clone(&told.ahead_ms) }
+        engine.shards.iter().for_each(|keys| clerks.open(keys));
+        clerks
+    }
+
+    /// Opens a desk for a shard.
+    fn open(&self, keys: &Keys) {
+        let (write, writes) = mpsc::channel(WAITING);
+        let (read, reads) = mpsc::channel(WAITING);
+        let session = || self.engine.session(keys);
+        tokio::spawn(writing::run(
+            session(),
+            writes,
+            self.written.subscribe(),
+            self.reader,
+            self.told.clone(),
+        ));
+        tokio::spawn(reading::run(session(), reads, self.reader, self.told.clone()));
+        self.desks.write().unwrap_or_else(PoisonError::into_inner).push(Desk { write, read });
+    }
+
+    fn desks(&self) -> Vec<Desk> {
+        self.desks.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn desk(&self, shard: usize) -> Desk {
+        self.desks.read().unwrap_or_else(PoisonError::into_inner)[shard].clone()
     }
 
     /// When a request that begins now is answered at the latest, whatever it has to ask for.
@@ -145,14 +199,14 @@ impl Clerks {
 
     /// Redis' clock, as far as it is known.
     pub(super) fn now_ms(&self) -> u64 {
-        local_ms().saturating_add_signed(self.ahead_ms.load(Ordering::Relaxed))
+        local_ms().saturating_add_signed(self.told.ahead_ms.load(Ordering::Relaxed))
     }
 
     /// A shard for new jobs: that of the idempotency key, so that the key and its jobs change in one step.
     pub(super) fn shard(&self, idempotency: Option<&str>) -> u16 {
         match idempotency {
-            Some(hash) => Keys::shard_of(hash, self.shards),
-            None => Keys::shard_of(&Uuid::new_v4().to_string(), self.shards),
+            Some(hash) => Keys::shard_of(hash, self.engine.naming.shards),
+            None => Keys::shard_of(&Uuid::new_v4().to_string(), self.engine.naming.shards),
         }
     }
 
@@ -160,15 +214,22 @@ impl Clerks {
     pub(super) fn id(&self, shard: u16) -> String {
         loop {
             let id = Uuid::now_v7().to_string();
-            if Keys::shard_of(&id, self.shards) == shard {
+            if Keys::shard_of(&id, self.engine.naming.shards) == shard {
                 return id;
             }
         }
     }
 
     /// Creates the jobs of an order in a shard.
-    pub(super) async fn create(&self, shard: u16, order: Arc<Order>, by: Instant) -> Result<Answer, Problem> {
-        let ask = |reply| Write::Create(order, reply);
+    pub(super) async fn create(
+        &self,
+        shard: u16,
+        order: &Order,
+        memory: &Share,
+        by: Instant,
+    ) -> Result<Answer, Problem> {
+        let (order, memory) = (Arc::new(order.clone()), memory.clone());
+        let ask = |reply| Write::Create(order, memory, reply);
         match self.ask(|desk| &desk.write, usize::from(shard), ask, by).await? {
             Answer::Refused(refusal) => {
                 let error = StoreError::from(refusal);
@@ -229,7 +290,7 @@ impl Clerks {
     ) -> Result<Listed, Problem> {
         let by = self.deadline();
         let mut places: Vec<(Place, usize)> = Vec::new();
-        for shard in 0..self.desks.len() {
+        for shard in 0..self.desks().len() {
             let ask = |reply| Read::List { statuses: statuses.to_vec(), after: after.clone(), limit, reply };
             let found = self.ask(|desk| &desk.read, shard, ask, by).await?;
             places.extend(found.into_iter().map(|place| (place, shard)));
@@ -267,22 +328,33 @@ impl Clerks {
 
     /// Where a job is: first where its id belongs, then, as after a change of `worker.shards`, anywhere.
     async fn find(&self, id: &str, by: Instant, crowd: Crowd) -> Result<Option<(usize, Bytes)>, Problem> {
-        let home = usize::from(Keys::shard_of(id, self.shards));
-        let others = (0..self.desks.len()).filter(|shard| *shard != home);
+        let home = usize::from(Keys::shard_of(id, self.engine.naming.shards));
+        let known = self.desks();
+        let others = (0..known.len()).filter(|shard| *shard != home);
         for shard in std::iter::once(home).chain(others) {
-            let clerk = &self.desks[shard].read;
-            let place = match crowd {
-                Crowd::Refused => clerk.try_reserve().map_err(|_| overloaded())?,
-                Crowd::Queued => {
-                    timeout_at(by, clerk.reserve()).await.ok().and_then(Result::ok).ok_or_else(late)?
-                }
-            };
-            let data = answered(place, |reply| Read::Job(id.to_owned(), reply), by).await?;
-            if let Some(bytes) = job(data)? {
+            if let Some(bytes) = read_at(&known[shard], id, by, crowd).await? {
+                return Ok(Some((shard, bytes)));
+            }
+        }
+        // Who works with another layout may have created it a moment ago, in a shard where nothing was before.
+        self.look_again(by).await?;
+        for (shard, desk) in self.desks().iter().enumerate().skip(known.len()) {
+            if let Some(bytes) = read_at(desk, id, by, crowd).await? {
                 return Ok(Some((shard, bytes)));
             }
         }
         Ok(None)
+    }
+
+    /// Waits for a look for shards of other layouts that begins from now on: one for all who want one.
+    async fn look_again(&self, by: Instant) -> Result<(), Problem> {
+        let wanted = self.looks.begun.load(Ordering::SeqCst) + 1;
+        self.looks.wanted.notify_one();
+        let mut done = self.looks.done.subscribe();
+        match timeout_at(by, done.wait_for(|done| *done >= wanted)).await {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(_)) | Err(_) => Err(late()),
+        }
     }
 
     async fn ask<M, T>(
@@ -292,9 +364,21 @@ impl Clerks {
         message: impl FnOnce(Reply<T>) -> M,
         by: Instant,
     ) -> Result<T, Problem> {
-        let place = clerk(&self.desks[shard]).try_reserve().map_err(|_| overloaded())?;
+        let desk = self.desk(shard);
+        let place = clerk(&desk).try_reserve().map_err(|_| overloaded())?;
         answered(place, message, by).await
     }
+}
+
+/// The bytes of a job, if it is in this shard.
+async fn read_at(desk: &Desk, id: &str, by: Instant, crowd: Crowd) -> Result<Option<Bytes>, Problem> {
+    let place = match crowd {
+        Crowd::Refused => desk.read.try_reserve().map_err(|_| overloaded())?,
+        Crowd::Queued => {
+            timeout_at(by, desk.read.reserve()).await.ok().and_then(Result::ok).ok_or_else(late)?
+        }
+    };
+    job(answered(place, |reply| Read::Job(id.to_owned(), reply), by).await?)
 }
 
 /// Asks for something, and waits for the answer no longer than until `by`.
@@ -337,9 +421,7 @@ fn refused(error: &StoreError) -> Problem {
 
 /// Whether a call may be repeated: its requests still wait, and it may help.
 fn tell(told: &Told, session: &mut Session, failure: Option<&StoreError>) -> bool {
-    // An answer that refuses is an answer.
-    let up = !matches!(failure, Some(StoreError::Connect(_) | StoreError::Lost(_) | StoreError::Later(_)));
-    told.redis(up, session);
+    told.redis(failure, std::mem::take(&mut session.round_trips));
     let Some(error) = failure else { return false };
     if error.is_transient() {
         tracing::debug!(%error, "Could not reach Redis, trying again");
@@ -385,12 +467,44 @@ impl Reader {
     }
 }
 
-/// Watches over Redis while nobody asks: what `/readyz` and `redis_up` say is never old.
-pub(super) async fn watch_over(mut session: Session, told: Told) {
-    let key = session.keys.layout();
+/// Keeps the layout written down, and finds the shards of other layouts that have jobs. It asks also while nobody else
+/// does: what `/readyz` and `redis_up` say is never old.
+pub(super) async fn watch_over(clerks: Arc<Clerks>, waiting: Waiting) {
+    let (engine, told, looks) = (&clerks.engine, &clerks.told, &clerks.looks);
+    let mut layouts = layout::Watch::new(engine);
+    let mut known = HashSet::new();
     loop {
-        let answered = session.exists(&key).await;
-        tell(&told, &mut session, answered.as_ref().err());
-        tokio::time::sleep(Duration::from_secs(1)).await;
+        let this = looks.begun.fetch_add(1, Ordering::SeqCst) + 1;
+        let looked = look(&clerks, &mut layouts).await;
+        let failure = match &looked {
+            Err(LayoutError::Store(error)) => Some(error),
+            Err(LayoutError::Newer { .. }) | Ok(_) => None,
+        };
+        told.redis(failure, layouts.round_trips());
+        match looked {
+            Ok(shards) => {
+                for keys in shards.into_iter().filter(|keys| known.insert(keys.lanes())) {
+                    clerks.open(&keys);
+                    tokio::spawn(waiting.clone().listen(engine.clone(), keys));
+                }
+                looks.done.send_replace(this);
+                told.readiness.reached(REDIS);
+            }
+            Err(LayoutError::Store(error)) if error.is_transient() => {
+                tracing::debug!(%error, "Could not reach Redis, trying again");
+                tokio::time::sleep(LOOK_AGAIN).await;
+            }
+            Err(error) => {
+                tracing::error!(%error, "Could not write the layout of the queue down or read others");
+                tokio::time::sleep(LOOK_EVERY).await;
+            }
+        }
+        let _ = tokio::time::timeout(LOOK_EVERY, looks.wanted.notified()).await;
     }
+}
+
+async fn look(clerks: &Clerks, layouts: &mut layout::Watch) -> Result<Vec<Keys>, LayoutError> {
+    layouts.write_down().await?;
+    clerks.written.send_replace(true);
+    layouts.remains().await
 }

@@ -1,10 +1,10 @@
 //! Sockets: how many at once, how slow they may be, and how they end. HTTP/1.1 and HTTP/2 (with prior knowledge) on
 //! one port.
-use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use hyper::body::Incoming;
 use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
@@ -12,6 +12,7 @@ use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 
+use super::answers::Untaken;
 use crate::shutdown::{Shutdown, Stopper};
 
 /// The largest head of a request.
@@ -32,6 +33,8 @@ const BREATH: Duration = Duration::from_millis(50);
 pub(super) struct Manners {
     /// How long a head may take to arrive; so long a connection may also be idle.
     pub header_timeout: Duration,
+    /// How long a client may take to read an answer.
+    pub answer_timeout: Duration,
     pub max_connections: u32,
     pub drain_delay: Duration,
     pub drain_timeout: Duration,
@@ -47,8 +50,7 @@ pub(super) struct NoPort {
 
 /// Listens on a port of every address.
 pub(super) async fn bind(port: u16) -> Result<TcpListener, NoPort> {
-    let address = SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
-    TcpListener::bind(address).await.map_err(|source| NoPort { port, source })
+    crate::listen::on_every_address(port).await.map_err(|source| NoPort { port, source })
 }
 
 /// Serves until it is asked to stop; then takes no more connections, says so (`end`), and lets requests finish. `false`
@@ -118,7 +120,10 @@ pub(super) async fn serve(
             };
             let under_way = watch::Sender::new(0);
             let mut idle = under_way.subscribe();
-            let service = service_fn(move |request| {
+            let untaken = Untaken::default();
+            let of_requests = untaken.clone();
+            let service = service_fn(move |mut request: hyper::Request<Incoming>| {
+                request.extensions_mut().insert(of_requests.clone());
                 let (counted, answer) = (UnderWay::new(&under_way), requests.call(request));
                 async move {
                     let answer = answer.await;
@@ -134,12 +139,18 @@ pub(super) async fn serve(
                 () = ending.requested() => {}
                 // Of HTTP/1 the next head is waited for no longer.
                 () = is_idle(&mut idle, manners.header_timeout), if http2 => {}
+                // What it leaves lying is room that others need.
+                () = untaken.overdue(manners.answer_timeout) => {
+                    tracing::debug!("Closed a connection that left its answers lying");
+                    return;
+                }
             }
             connection.as_mut().graceful_shutdown();
             tokio::select! {
                 _ = connection => {}
                 // A client that does not even hear the goodbye.
                 () = is_idle(&mut idle, UNREAD) => {}
+                () = untaken.overdue(manners.answer_timeout) => {}
             }
         });
     }

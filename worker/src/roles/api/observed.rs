@@ -11,6 +11,7 @@ use axum::response::Response;
 use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, IntGauge, Opts, Registry};
 use uuid::Uuid;
 
+use super::answers::Untaken;
 use super::{Api, problem};
 
 /// The header that names a request, the client's or ours.
@@ -76,7 +77,8 @@ pub(super) async fn observe(State(api): State<Arc<Api>>, request: Request, next:
     let (method, version) = (method(request.method()), request.version());
     let matched = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
     let route = matched.as_deref().unwrap_or("other");
-    let response = api.answers.count(next.run(request).await).await;
+    let untaken = request.extensions().get::<Untaken>().cloned();
+    let response = api.answers.count(next.run(request).await, untaken.as_ref()).await;
     let mut response = problem::told(response, &request_id);
     if let Ok(value) = HeaderValue::try_from(&request_id) {
         response.headers_mut().insert(REQUEST_ID, value);

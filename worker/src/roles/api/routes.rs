@@ -4,13 +4,13 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Json;
 use axum::body::Body;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, RawQuery, State};
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE, LOCATION};
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
 use bytes::Bytes;
 use jobqueue::protocol::async_jobs::Status;
 use jobqueue::store::{Answer, Order, Ordered, Place};
@@ -19,7 +19,8 @@ use serde_json::value::RawValue;
 use tokio::time::Instant;
 
 use super::Api;
-use super::body::{self, Wanted};
+use super::answers::Room;
+use super::body::{self, Share, Wanted};
 use super::clerk::Cancelled;
 use super::problem::{Code, Problem};
 use super::shapes::{Job, JobPage, JobStatus, Jobs, NewJob, NewJobs};
@@ -31,6 +32,8 @@ const PAGE: usize = 20;
 const MAX_PAGE: usize = 100;
 /// The most bytes of an id in a cursor: it has to fit into the head of a request.
 const CURSOR_ID: usize = 300;
+/// What an answer has around each job, beside the job.
+const COMMA: usize = 16;
 
 /// Create a job
 ///
@@ -52,10 +55,10 @@ pub(super) async fn create(
     let key = body::idempotency_key(&headers)?;
     let received = api.limits.receive(&headers, body).await?;
     let wanted = body::job(&received.bytes, &api.types)?;
-    let (status, mut jobs) = order(&api, &[wanted], key).await?;
+    let Answered { status, mut jobs, room } = order(&api, &[wanted], key, &received.share).await?;
     let Some((id, job)) = jobs.pop() else { return Err(gone()) };
     let location = format!("/jobs/{id}");
-    let mut response = (status, Json(job)).into_response();
+    let mut response = (status, Extension(room), Json(job)).into_response();
     if let Ok(location) = HeaderValue::try_from(location) {
         response.headers_mut().insert(LOCATION, location);
     }
@@ -81,18 +84,26 @@ pub(super) async fn create_batch(
     let key = body::idempotency_key(&headers)?;
     let received = api.limits.receive(&headers, body).await?;
     let wanted = body::batch(&received.bytes, &api.types)?;
-    let (status, jobs) = order(&api, &wanted, key).await?;
+    let Answered { status, jobs, room } = order(&api, &wanted, key, &received.share).await?;
     let jobs = jobs.into_iter().map(|(_, job)| job).collect();
-    Ok((status, Json(Jobs { jobs })).into_response())
+    Ok((status, Extension(room), Json(Jobs { jobs })).into_response())
 }
 
-/// Creates jobs, or finds those that the key stands for: each by its id.
+/// What a create is answered with.
+struct Answered {
+    status: StatusCode,
+    /// Each by its id.
+    jobs: Vec<(String, Box<RawValue>)>,
+    room: Room,
+}
+
+/// Creates jobs, or finds those that the key stands for.
 async fn order(
     api: &Api,
     wanted: &[Wanted<'_>],
     key: Option<String>,
-) -> Result<(StatusCode, Vec<(String, Box<RawValue>)>), Problem> {
-    api.answers.expect_room()?;
+    memory: &Share,
+) -> Result<Answered, Problem> {
     let by = api.clerks.deadline();
     let shard = api.clerks.shard(key.as_deref());
     let now_ms = api.clerks.now_ms();
@@ -108,9 +119,11 @@ async fn order(
         }
         jobs.push(Ordered { id, bytes });
     }
+    // Before anything is changed: what was created must be answered.
+    let room = api.answers.reserve(jobs.iter().map(|job| job.bytes.len() + COMMA).sum())?;
     let idempotency = key.map(|key| (key, body::canonical(wanted)));
     let mut order = Order { jobs, idempotency, created_ms: now_ms, gone: Vec::new() };
-    let mut answer = api.clerks.create(shard, Arc::new(order.clone()), by).await?;
+    let mut answer = api.clerks.create(shard, &order, memory, by).await?;
     let mut known = Vec::new();
     if let Answer::Known(ids) | Answer::Conflict(ids) = &answer {
         // Of a key that stands for something else it is enough to know that there still is one of its jobs.
@@ -119,7 +132,7 @@ async fn order(
         if known.is_empty() {
             // Another program has deleted them, or they have lapsed this very moment.
             order.gone.clone_from(ids);
-            answer = api.clerks.create(shard, Arc::new(order.clone()), by).await?;
+            answer = api.clerks.create(shard, &order, memory, by).await?;
         }
     }
     match answer {
@@ -127,7 +140,7 @@ async fn order(
             if known.is_empty() {
                 known = api.clerks.jobs(shard, &ids, ids.len(), by).await?;
             }
-            Ok((StatusCode::OK, shown(&known)?))
+            Ok(Answered { status: StatusCode::OK, jobs: shown(&known)?, room })
         }
         Answer::Conflict(ids) => {
             let detail = format!("the key was used for another body, which created {}", ids.join(", "));
@@ -138,7 +151,7 @@ async fn order(
         Answer::Created | Answer::Refused(_) => {
             api.created(order.jobs.len());
             let jobs: Vec<_> = order.jobs.into_iter().map(|job| (job.id, job.bytes)).collect();
-            Ok((StatusCode::CREATED, shown(&jobs)?))
+            Ok(Answered { status: StatusCode::CREATED, jobs: shown(&jobs)?, room })
         }
     }
 }

@@ -106,7 +106,7 @@ pub(super) async fn export_gauges(
         let interval = config.observability.queue_sample_interval.get();
         let sampled = async {
             let gauges = sessions[0].keys.gauges();
-            if !sessions[0].claim(&gauges, &me, GAUGES_TTL.max(3 * interval)).await?
+            if !sessions[0].keep(&gauges, &me, GAUGES_TTL.max(3 * interval)).await?
                 || sessions[0].exists(&engine.shards[0].central()).await?
             {
                 return Ok(None);

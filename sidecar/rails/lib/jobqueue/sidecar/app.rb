@@ -18,6 +18,8 @@ module Jobqueue
     class App
       # Seconds until a slot may be free: the least that the header can say.
       RETRY_SOON = "1"
+      # A browser posts this only to who has agreed to it.
+      JSON_TYPE = %r{\A\s*application/json\s*(?:;|\z)}i.freeze
       # Header values go into log lines.
       PRINTABLE = /\A[\x21-\x7e]{1,128}\z/.freeze
 
@@ -78,8 +80,16 @@ module Jobqueue
         end
       end
 
-      # Reads JSON from the request, in the order that tells strangers least: size, identity, content.
+      # Reads JSON from the request, in the order that tells strangers least: whether it is a program's, size, identity,
+      # content.
       def authentic(env)
+        # Without a secret it is the address that counts, and a page in a browser of this machine has the right one. It
+        # cannot leave out its origin; of a page that has no script, or an old browser, the type gives it away.
+        return answer(403, { status: "error", result: "browsers are not served" }) if env["HTTP_ORIGIN"]
+        unless JSON_TYPE.match?(env["CONTENT_TYPE"].to_s)
+          return answer(415, { status: "error", result: "content-type: must be application/json" })
+        end
+
         limit = @settings.max_body_bytes
         body = env["rack.input"]&.read(limit + 1).to_s
         return answer(413, { status: "error", result: "the body is larger than #{limit} bytes" }) if body.bytesize > limit
@@ -95,7 +105,6 @@ module Jobqueue
 
       def problem_with(job)
         return "a job is a JSON object" unless job.is_a?(Hash)
-        return "class: must be a text" unless job["class"].is_a?(String) && !job["class"].empty?
 
         # Without any, `perform` is called with none, as Sidekiq does.
         "args: must be an array" unless job["args"].nil? || job["args"].is_a?(Array)
@@ -108,16 +117,24 @@ module Jobqueue
 
       def execute(job, json, env)
         deadline = deadline(env)
-        execution = Execution.new(job, json, sidekiq: @sidekiq, last: last_attempt(env), context: context(env),
+        execution = Execution.new(job, json, sidekiq: @sidekiq, queue: printable(env["HTTP_X_JOB_QUEUE"]),
+                                             last: last_attempt(env), context: context(env),
                                              stopping: gate.method(:stopping?))
-        outcome = @runs.during(job["jid"], deadline) do |run|
-          gate.run(deadline: deadline, name: job["jid"]) { execution.call(run) }
+        name = name_of(job)
+        outcome = @runs.during(name, deadline) do |run|
+          gate.run(deadline: deadline, name: name) { execution.call(run) }
         end
         outcome = hanging(execution, deadline) if outcome == :overdue
         answered(outcome)
       rescue @sidekiq.shutdown
         # It came between the job's end and its verdict.
         answered(Verdict.interrupted)
+      end
+
+      # By what a job is known here and to the worker, as a text; nil if it has no name.
+      def name_of(job)
+        name = job["jid"].to_s
+        name unless name.empty?
       end
 
       # The worker stops, and these jobs may end (gently) or are given back: then they must not run on here while others
@@ -133,7 +150,7 @@ module Jobqueue
       end
 
       def die(job, json, env)
-        @runs.give_up(job["jid"])
+        @runs.give_up(name_of(job))
         answered(beyond(deadline(env)) { Execution.new(job, json, sidekiq: @sidekiq).die(JobDied.of(job)) })
       rescue @sidekiq.shutdown
         answered(Verdict.interrupted)
@@ -205,9 +222,12 @@ module Jobqueue
       end
 
       def context(env)
-        id = env["HTTP_X_REQUEST_ID"].to_s
         trace = env["HTTP_TRACEPARENT"].to_s[/\A[0-9a-f]{2}-([0-9a-f]{32})-/, 1]
-        { request_id: PRINTABLE.match?(id) ? id : nil, trace_id: trace }.compact
+        { request_id: printable(env["HTTP_X_REQUEST_ID"]), trace_id: trace }.compact
+      end
+
+      def printable(value)
+        value if PRINTABLE.match?(value.to_s)
       end
 
       def answer(status, body, headers = {})

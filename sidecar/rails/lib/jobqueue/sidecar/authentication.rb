@@ -83,8 +83,10 @@ module Jobqueue
       end
 
       # What a job's headers decide (whether it dies, how long somebody waits) counts only if it is signed too.
-      # Without that signature (an older worker has none, or somebody took it away) it is as if it had not been said.
+      # Without that signature (an older worker has none, or somebody took it away) it is as if it had not been said; so is
+      # what is never signed.
       def by_headers(env, signature, key)
+        env.delete("HTTP_X_JOB_QUEUE")
         given = env["HTTP_X_JOBQUEUE_HEADERS_SIGNATURE"]
         if given.nil?
           SIGNED_HEADERS.each { |name| env.delete(name) }

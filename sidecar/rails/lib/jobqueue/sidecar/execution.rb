@@ -10,10 +10,12 @@ module Jobqueue
     # executor), server middleware, perform.
     class Execution
       # `json` is the job as it was sent: middleware may change the parsed one, and what follows a failure is decided
-      # on the former. `context` is what the log lines of this run carry beside jid and class.
-      def initialize(job, json, sidekiq:, last: nil, context: {}, stopping: -> { false })
+      # on the former. `queue` is the one that it was fetched from, if that is known: as a rule the one that it names.
+      # `context` is what the log lines of this run carry beside jid and class.
+      def initialize(job, json, sidekiq:, queue: nil, last: nil, context: {}, stopping: -> { false })
         @job = job
         @json = json
+        @queue = queue || job["queue"]
         @sidekiq = sidekiq
         @last = last
         @context = context
@@ -64,7 +66,7 @@ module Jobqueue
         logger = @sidekiq.job_logger
         logger.prepare(@job) do
           Thread.current[:sidekiq_context]&.merge!(@context)
-          logger.call(@job, @job["queue"], &block)
+          logger.call(@job, @queue, &block)
         end
       end
 
@@ -78,7 +80,7 @@ module Jobqueue
         instance = job_class.new
         instance.jid = @job["jid"]
         instance._context = self if instance.respond_to?(:_context=)
-        @sidekiq.server_middleware.invoke(instance, @job, @job["queue"]) { instance.perform(*@job["args"]) }
+        @sidekiq.server_middleware.invoke(instance, @job, @queue) { instance.perform(*@job["args"]) }
       rescue Exception => e # rubocop:disable Lint/RescueException
         raise if caused_by_shutdown?(e)
 

@@ -9,14 +9,32 @@ module Jobqueue
       initializer "jobqueue.sidecar.active_job_logs" do
         next unless Sidecar.booted?
 
-        # ActiveJob logs the arguments of every job unless told otherwise.
-        ActiveSupport.on_load(:active_job) { self.log_arguments = false if respond_to?(:log_arguments=) }
+        # ActiveJob logs the arguments of every job unless told otherwise, and of one that fails the exception's message.
+        ActiveSupport.on_load(:active_job) do
+          self.log_arguments = false if respond_to?(:log_arguments=)
+          require "active_job/log_subscriber"
+          ActiveJob::LogSubscriber.prepend(FailuresWithoutMessages)
+        end
       end
 
       config.after_initialize do
         if Sidecar.booted?
           Sidecar.log_as_json if Sidecar.settings.log_format == "json"
           Sidecar.check_database_pool
+        end
+      end
+    end
+
+    # What an exception says quotes the job's data, as often as not.
+    module FailuresWithoutMessages
+      def perform(event)
+        exception = event.payload[:exception_object]
+        return super if exception.nil?
+
+        job = event.payload[:job]
+        error do
+          "Error performing #{job.class.name} (Job ID: #{job.job_id}): #{exception.class.name}\n" \
+            "#{Array(exception.backtrace).join("\n")}"
         end
       end
     end

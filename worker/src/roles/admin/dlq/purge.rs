@@ -17,7 +17,7 @@ use super::sweep::{Broom, Sweeper};
 use crate::cli::{Format, Purge};
 
 /// The answer; its field names are what scripts rely on.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 struct Purged {
     dry_run: bool,
     total: u64,
@@ -25,6 +25,8 @@ struct Purged {
     matched: u64,
     deleted: u64,
     archived: u64,
+    /// Lines of the archive that are no letters deleted here: to enqueue them may make jobs double.
+    not_deleted: u64,
     archive: Option<PathBuf>,
     not_found: Vec<String>,
     interrupted: bool,
@@ -106,6 +108,7 @@ pub async fn run(admin: &mut Admin<'_>, purge: &Purge) -> Result<End, AdminError
         matched: swept.matched,
         deleted: if purge.dry_run { 0 } else { shredder.deleted },
         archived: shredder.archived,
+        not_deleted: shredder.archived.saturating_sub(shredder.deleted),
         archive: archive.filter(|_| !purge.no_archive && !purge.dry_run),
         not_found: if swept.interrupted { Vec::new() } else { selection.not_found(&selectors.id) },
         interrupted: swept.interrupted,
@@ -124,14 +127,20 @@ pub async fn run(admin: &mut Admin<'_>, purge: &Purge) -> Result<End, AdminError
     } else {
         answer(purge.common, || done.sentence(), value)?;
     }
-    Ok(match (done.interrupted, done.not_found.is_empty()) {
-        (true, _) => End::Interrupted,
-        (false, true) => End::Done,
-        (false, false) => End::Incomplete,
-    })
+    Ok(done.end())
 }
 
 impl Purged {
+    /// Whoever has letters in the archive that somebody else took, or not all that were asked for, is told so by the exit
+    /// code too.
+    fn end(&self) -> End {
+        match (self.interrupted, self.not_found.is_empty() && !self.contended) {
+            (true, _) => End::Interrupted,
+            (false, true) => End::Done,
+            (false, false) => End::Incomplete,
+        }
+    }
+
     fn sentence(&self) -> String {
         let verb = if self.dry_run { "Would delete" } else { "Deleted" };
         let kept = match &self.archive {
@@ -140,10 +149,38 @@ impl Purged {
             None => String::new(),
         };
         let counts = format!("{} of {} dead letters", self.matched, self.total);
+        let not_deleted = match self.not_deleted {
+            0 => String::new(),
+            more => format!(
+                "{more} of {} lines of the archive were not deleted (moved by somebody else, or archived twice): enqueued \
+                 from there, those jobs would be there twice\n",
+                self.archived
+            ),
+        };
         format!(
-            "{verb} {counts}, looked at {}{kept}\n{}",
+            "{verb} {counts}, looked at {}{kept}\n{not_deleted}{}",
             self.looked_at,
             warnings(self.interrupted, self.contended, &self.not_found)
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_not_deleted_is_told_by_the_end() {
+        assert_eq!(Purged::default().end(), End::Done);
+        for part in [
+            Purged { not_found: vec!["a".into()], ..Purged::default() },
+            Purged { contended: true, ..Purged::default() },
+        ] {
+            assert_eq!(part.end(), End::Incomplete, "{part:?}");
+        }
+        assert_eq!(
+            Purged { interrupted: true, contended: true, ..Purged::default() }.end(),
+            End::Interrupted
+        );
     }
 }

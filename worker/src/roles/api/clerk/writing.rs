@@ -5,9 +5,9 @@ use std::sync::atomic::Ordering;
 use jobqueue::job::Data;
 use jobqueue::store::{Answer, Order, Session, StoreError};
 use jobqueue::submission::{self, Cancel};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
-use super::{Cancelled, Reader, Reply, Told, Write, local_ms, same, tell};
+use super::{Cancelled, Reader, Reply, Share, Told, Write, local_ms, same, tell};
 
 /// Orders of one call: Redis does nothing else meanwhile.
 const ORDERS: usize = 100;
@@ -16,17 +16,30 @@ const CALL_BYTES: usize = 1 << 20;
 /// How often a cancel decides anew because the job has changed meanwhile: each time a worker has got on with it.
 const TRIES: usize = 10;
 
-/// Carries out what is asked for until nobody can ask any more.
-pub(super) async fn run(mut session: Session, mut orders: mpsc::Receiver<Write>, reader: Reader, told: Told) {
-    let mut creates: Vec<(Arc<Order>, Reply<Answer>)> = Vec::new();
+/// An order, its share of the memory, and who waits for what becomes of it.
+type Create = (Arc<Order>, Share, Reply<Answer>);
+
+/// Carries out what is asked for until nobody can ask any more; nothing before the layout is written down: whoever works
+/// with another must know where jobs are.
+pub(super) async fn run(
+    mut session: Session,
+    mut orders: mpsc::Receiver<Write>,
+    mut written: watch::Receiver<bool>,
+    reader: Reader,
+    told: Told,
+) {
+    if written.wait_for(|written| *written).await.is_err() {
+        return;
+    }
+    let mut creates: Vec<Create> = Vec::new();
     while let Some(first) = orders.recv().await {
         let (mut next, mut size) = (Some(first), 0);
         let mut cancels = Vec::new();
         while let Some(write) = next.take() {
             match write {
-                Write::Create(order, reply) => {
+                Write::Create(order, share, reply) => {
                     size += order.size();
-                    creates.push((order, reply));
+                    creates.push((order, share, reply));
                 }
                 Write::Cancel(id, reply) => cancels.push((id, reply)),
             }
@@ -46,20 +59,20 @@ pub(super) async fn run(mut session: Session, mut orders: mpsc::Receiver<Write>,
 
 /// Creates what is asked for. A call whose reply was lost is repeated as it was as long as somebody waits for it: what
 /// it has created it finds again. Whoever has given up is left out, so nothing is created for nobody later on.
-async fn create(session: &mut Session, creates: &mut Vec<(Arc<Order>, Reply<Answer>)>, told: &Told) {
+async fn create(session: &mut Session, creates: &mut Vec<Create>, told: &Told) {
     loop {
-        creates.retain(|(_, reply)| !reply.is_closed());
+        creates.retain(|(.., reply)| !reply.is_closed());
         if creates.is_empty() {
             return;
         }
-        let orders: Vec<&Order> = creates.iter().map(|(order, _)| &**order).collect();
+        let orders: Vec<&Order> = creates.iter().map(|(order, ..)| &**order).collect();
         let answers = session.create(&orders).await;
         let again = tell(told, session, answers.as_ref().err());
         match answers {
             Ok(answers) => {
                 let ahead = session.now_ms().cast_signed().saturating_sub(local_ms().cast_signed());
                 told.ahead_ms.store(ahead, Ordering::Relaxed);
-                for ((_, reply), answer) in creates.drain(..).zip(answers) {
+                for ((.., reply), answer) in creates.drain(..).zip(answers) {
                     let _ = reply.send(Ok(answer));
                 }
             }
@@ -70,8 +83,8 @@ async fn create(session: &mut Session, creates: &mut Vec<(Arc<Order>, Reply<Answ
     }
 }
 
-fn fail(creates: &mut Vec<(Arc<Order>, Reply<Answer>)>, error: &StoreError) {
-    for (_, reply) in creates.drain(..) {
+fn fail(creates: &mut Vec<Create>, error: &StoreError) {
+    for (.., reply) in creates.drain(..) {
         let _ = reply.send(Err(same(error)));
     }
 }
