@@ -12,6 +12,8 @@ TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 COVERAGE_MIN ?= 80
 # Where the plugin is installed.
 BIN ?= $(HOME)/.local/bin
+# Steps of test-full to run again, e.g. make test-full STEPS='cluster rails-7'
+STEPS ?=
 # Arguments of the benchmark, e.g. make bench ARGS=--quick
 ARGS ?=
 
@@ -65,7 +67,7 @@ test-cluster: ## Run the tests on the Kubernetes that the environment names (scr
 	$(CARGO) test --workspace --no-fail-fast $$(scripts/test-targets cluster)
 
 test-full: setup build ## Everything: lints, dependencies, all tests with the long ones; docs/results/test-full.txt
-	scripts/test-full $(TARGET_DIR)
+	scripts/test-full $(TARGET_DIR) $(STEPS)
 
 coverage: setup ## Measure line coverage, fail under COVERAGE_MIN per cent
 	scripts/coverage $(COVERAGE_MIN)
