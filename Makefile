@@ -66,7 +66,7 @@ test-local: ## Run the tests that need no Kubernetes, those in the documentation
 test-cluster: ## Run the tests on the Kubernetes that the environment names (scripts/e2e)
 	$(CARGO) test --workspace --no-fail-fast $$(scripts/test-targets cluster)
 
-test-full: setup build ## Everything: lints, dependencies, all tests with the long ones; docs/results/test-full.txt
+test-full: setup build ## Everything: lints, dependencies, all tests with the long ones; docs/results/test-full
 	scripts/test-full $(TARGET_DIR) $(STEPS)
 
 coverage: setup ## Measure line coverage, fail under COVERAGE_MIN per cent
