@@ -12,6 +12,8 @@ mod tests;
 pub use history::History;
 
 pub use crate::api::v1alpha1::ScalingInputs as Inputs;
+use jobqueue::terminal::counted;
+
 use crate::api::v1alpha1::{Scaling, ScalingMode};
 
 /// How much of the workers' slots the time rule plans with: queues grow without bound as the last fifth is used up.
@@ -190,9 +192,12 @@ impl Demand {
     fn in_words(&self, seen: &Seen, spec: &Scaling) -> String {
         match (self.by_latency(), spec.target_latency) {
             (Some(by_latency), Some(latency)) if by_latency > self.depth.workers() => {
-                format!("{} jobs wait and more arrive, to be started within {latency}", seen.backlog)
+                format!(
+                    "{} waiting and more arriving, to be started within {latency}",
+                    counted(seen.backlog, "job")
+                )
             }
-            _ => format!("{} jobs, {} a worker", self.jobs, spec.backlog_per_worker),
+            _ => format!("{}, {} a worker", counted(self.jobs, "job"), spec.backlog_per_worker),
         }
     }
 
@@ -201,7 +206,7 @@ impl Demand {
             return format!("minReplicas is {replicas}");
         }
         if only_blocked(seen) {
-            return format!("{} jobs behind an open breaker, one worker to try it", seen.blocked);
+            return format!("{} behind an open breaker, one worker to try it", counted(seen.blocked, "job"));
         }
         let bound = if replicas < self.workers() {
             format!(", maxReplicas is {}", spec.max_replicas)
@@ -219,9 +224,14 @@ impl Demand {
             return format!("paused for {}", spec.scale_down_delay);
         }
         if only_blocked(seen) {
-            return format!("{} jobs behind an open breaker for {}", seen.blocked, spec.scale_down_delay);
+            return format!(
+                "{} behind an open breaker for {}",
+                counted(seen.blocked, "job"),
+                spec.scale_down_delay
+            );
         }
-        format!("{} jobs, and {replicas} workers were enough for {}", self.jobs, spec.scale_down_delay)
+        let (jobs, workers) = (counted(self.jobs, "job"), counted(replicas, "worker"));
+        format!("{jobs}, and {workers} sufficed for {}", spec.scale_down_delay)
     }
 
     fn reason_to_hold(&self, seen: &Seen, spec: &Scaling, wish: i32, replicas: i32) -> String {
@@ -229,10 +239,14 @@ impl Demand {
             return "paused".to_owned();
         }
         if only_blocked(seen) {
-            return format!("{} jobs behind an open breaker", seen.blocked);
+            return format!("{} behind an open breaker", counted(seen.blocked, "job"));
         }
         if wish < replicas {
-            return format!("{} jobs; fewer workers only after {}", self.jobs, spec.scale_down_delay);
+            return format!(
+                "{}; fewer workers only after {}",
+                counted(self.jobs, "job"),
+                spec.scale_down_delay
+            );
         }
         self.in_words(seen, spec)
     }

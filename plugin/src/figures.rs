@@ -234,8 +234,11 @@ fn with_breaker(lines: &[Line], state: &str) -> Vec<String> {
     lines.iter().filter(|line| line.breaker == state).map(|line| line.name.clone()).collect()
 }
 
+/// What the last decision saw. One for no workers was made because nothing came any more: its average, of the minutes before,
+/// would be shown for as long as the queue rests.
 fn arrivals(status: &JobQueueStatus) -> Option<u64> {
-    Some(status.scaling.as_ref()?.inputs.as_ref()?.arrivals_per_minute)
+    let scaling = status.scaling.as_ref().filter(|scaling| scaling.replicas > 0)?;
+    Some(scaling.inputs.as_ref()?.arrivals_per_minute)
 }
 
 /// When the operator wrote the status last: Kubernetes remembers it beside the fields.
@@ -275,6 +278,17 @@ mod tests {
         assert_eq!(figures.workers().text, "2/3 (-1)");
         assert_eq!(figures.state().text, "open: high");
         assert_eq!(figures.ready, "Unknown", "nobody has looked at it yet");
+    }
+
+    #[test]
+    fn a_queue_that_rests_has_no_rate() {
+        let decided = |replicas: i32| {
+            let mut queue = queue();
+            let scaling = json!({ "replicas": replicas, "reason": "", "time": "2026-01-01T00:00:00Z", "inputs": { "arrivalsPerMinute": 266 } });
+            queue.status.as_mut().unwrap().scaling = serde_json::from_value(scaling).unwrap();
+            Figures::of(&queue, now()).rate()
+        };
+        assert_eq!((decided(1).as_str(), decided(0).as_str()), ("~266/m", "-"));
     }
 
     #[test]

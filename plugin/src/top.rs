@@ -5,6 +5,7 @@ mod render;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use jobqueue::terminal::counted;
 use kube::ResourceExt;
 use kube::api::DynamicObject;
 use operator::api::v1alpha1::JobQueue;
@@ -243,7 +244,7 @@ fn decisions(queue: &JobQueue, events: &[DynamicObject]) -> Vec<Decision> {
     if let (true, Some(scaling)) = (decisions.is_empty(), scaling) {
         decisions.push(Decision {
             at: Some(scaling.time.0),
-            text: format!("{} workers: {}", scaling.replicas, scaling.reason),
+            text: format!("{}: {}", counted(scaling.replicas, "worker"), scaling.reason),
         });
     }
     decisions.sort_by_key(|one| one.at);

@@ -30,6 +30,12 @@ pub fn whole(text: &str) -> String {
     shown(text, usize::MAX)
 }
 
+/// A number of things: `1 job`, `2 jobs`.
+pub fn counted(number: impl Into<i128>, thing: &str) -> String {
+    let number = number.into();
+    format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
+}
+
 fn push(safe: &mut String, c: char) {
     if unsafe_to_print(c) { safe.extend(c.escape_default()) } else { safe.push(c) }
 }

@@ -92,10 +92,7 @@ fn fewer_workers_come_only_after_the_delay() {
     queue.seen.backlog = 0;
     assert_eq!(queue.watch(59).replicas, 5);
     let decision = queue.look();
-    assert_eq!(
-        (decision.replicas, decision.reason.as_str()),
-        (0, "0 jobs, and 0 workers were enough for 1m")
-    );
+    assert_eq!((decision.replicas, decision.reason.as_str()), (0, "0 jobs, and 0 workers sufficed for 1m"));
 }
 
 #[test]
@@ -124,7 +121,7 @@ fn while_workers_drain_the_decision_to_stop_them_stands() {
         queue.seen.current = 10;
         let decision = queue.look();
         assert_eq!(decision.replicas, 2);
-        assert_eq!(decision.reason, "20 jobs, and 2 workers were enough for 1m");
+        assert_eq!(decision.reason, "20 jobs, and 2 workers sufficed for 1m");
     }
     queue.seen.current = 10;
     queue.seen.backlog = 15;
@@ -251,7 +248,7 @@ fn arrivals_and_run_times_ask_for_workers_before_a_backlog_does() {
     // 150 that wait shall be started within 30 s: 10 more slots; and more seem to arrive.
     queue.seen.backlog = 150;
     let decision = queue.busy(1, 10, 2000);
-    assert_eq!(decision.reason, "150 jobs wait and more arrive, to be started within 30s");
+    assert_eq!(decision.reason, "150 jobs waiting and more arriving, to be started within 30s");
     assert_eq!(decision.replicas, 12);
 }
 

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use futures::channel::mpsc::UnboundedReceiver;
+use jobqueue::terminal::counted;
 use k8s_openapi::api::apps::v1::Deployment;
 use kube::Api;
 use kube::api::{ListParams, Patch, PatchParams};
@@ -64,10 +65,10 @@ impl Context {
             Some(scale) => self.change(&queue, scale).await?,
             None => Carried::default(),
         };
-        let mut draining = 0;
+        let mut draining = 0_u32;
         for (pod, mark) in &wish.marks {
             match self.mark(&queue, pod, mark).await {
-                Ok(()) => draining += usize::from(matches!(mark, Mark::Draining(_))),
+                Ok(()) => draining += u32::from(matches!(mark, Mark::Draining(_))),
                 Err(error) => {
                     tracing::warn!(namespace, jobqueue = wish.queue.name, pod, error = %error, "Could not mark a pod");
                     carried.failed = true;
@@ -75,7 +76,10 @@ impl Context {
             }
         }
         if draining > 0 {
-            let note = format!("{draining} workers take no more jobs and go when theirs are done");
+            let note = format!(
+                "{} draining: no more jobs, and gone when those that run are done",
+                counted(draining, "worker")
+            );
             self.publish(&queue, EventType::Normal, "Draining", "Scale", note).await;
         }
         Ok(carried)

@@ -1,4 +1,5 @@
 //! `pause`, `resume`, `scale`: changes of the spec, each refused when another field rules.
+use jobqueue::terminal::counted;
 use kube::ResourceExt;
 use kube::api::{Patch, PatchParams};
 use operator::api::v1alpha1::{JobQueue, ScalingMode};
@@ -70,7 +71,8 @@ pub async fn scale(cluster: &Cluster, args: &Scale) -> Result<(), Error> {
             let queues = cluster.queues();
             cluster.ask(&format!("scale jobqueue {name}"), queues.patch_scale(name, &params, &body)).await?;
             print::text(&format!(
-                "jobqueue.jobqueue.dev/{name} scaled to {replicas} workers; those that are too many finish their jobs first\n"
+                "jobqueue.jobqueue.dev/{name} scaled to {}; workers that are too many finish their jobs first\n",
+                counted(replicas, "worker")
             ))
         }
         Change::Bounds(bounds) => {

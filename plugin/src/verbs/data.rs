@@ -4,6 +4,7 @@ use std::io::Read as _;
 use std::path::Path;
 
 use jiff::Timestamp;
+use jobqueue::terminal::counted;
 use operator::api::v1alpha1::Protocol;
 use serde_json::Value;
 use uuid::Uuid;
@@ -127,7 +128,7 @@ fn place_page(id: &str, found: &Found, now: Timestamp) -> String {
         let _ = writeln!(page, "{:<14}{}", format!("{name}:"), shown(&value, WIDEST_LINE));
     };
     let queue = found.queue.as_deref().unwrap_or("-");
-    let ahead = found.ahead.map(|ahead| format!(", {ahead} jobs are before it")).unwrap_or_default();
+    let ahead = found.ahead.map(|ahead| format!(", behind {}", counted(ahead, "job"))).unwrap_or_default();
     let place = match found.place.as_str() {
         "waiting" => format!("waits in queue {queue}{ahead}"),
         "suspect" => format!("waits in queue {queue}{ahead}; its process died while it held it"),

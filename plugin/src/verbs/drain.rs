@@ -1,4 +1,5 @@
 //! `drain`: a worker takes no more jobs, finishes those it has, however long that takes, and then its pod goes.
+use jobqueue::terminal::counted;
 use kube::ResourceExt;
 use kube::api::DeleteParams;
 use operator::drain::DRAINING;
@@ -42,7 +43,7 @@ pub async fn run(cluster: &Cluster, args: &Drain, interrupt: &Interrupt) -> Resu
         let mut aside = |line: &str| {
             let line: Value = serde_json::from_str(line).unwrap_or_default();
             if let Some(held) = line.pointer("/progress/held").and_then(Value::as_u64) {
-                eprintln!("{wanted} runs {held} jobs");
+                eprintln!("{wanted} runs {}", counted(held, "job"));
             }
         };
         let (_, ended) = remote.json_of::<Value>(&command, Input::Held, &mut aside).await?;

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use jobqueue::terminal::counted;
 use kube::ResourceExt;
 use operator::api::v1alpha1::{JobQueue, Scaling, ScalingInputs, ScalingMode};
 use operator::autoscaler::UTILISATION;
@@ -46,7 +47,7 @@ fn page(queue: &JobQueue, now: Timestamp, paint: Paint) -> String {
     let workers = &status.workers;
     let mut page = format!(
         "{}\n",
-        strong(&format!("{name}: {} workers wanted, {} ready", workers.desired, workers.ready))
+        strong(&format!("{name}: {} wanted, {} ready", counted(workers.desired, "worker"), workers.ready))
     );
     if workers.draining > 0 {
         let _ =
@@ -54,7 +55,8 @@ fn page(queue: &JobQueue, now: Timestamp, paint: Paint) -> String {
     }
     if let Some(scaling) = &status.scaling {
         let ago = since(scaling.time.0, now);
-        let _ = writeln!(page, "{} workers were decided on {ago} ago: {}", scaling.replicas, scaling.reason);
+        let workers = counted(scaling.replicas, "worker");
+        let _ = writeln!(page, "{workers}, decided on {ago} ago: {}", scaling.reason);
     } else {
         let _ = writeln!(page, "Nothing was decided yet");
     }
@@ -159,8 +161,8 @@ fn changes(queue: &JobQueue) -> Vec<String> {
     let mut changes = vec![];
     if inputs.blocked > 0 {
         changes.push(format!(
-            "the handler works again: {} jobs behind an open breaker would count",
-            inputs.blocked
+            "the handler works again: {} behind an open breaker would count",
+            counted(inputs.blocked, "job")
         ));
     }
     changes.push(more(scaling, desired, &name));
@@ -177,7 +179,11 @@ fn more(scaling: &Scaling, desired: i32, name: &str) -> String {
         return format!("maxReplicas is reached: kubectl jobqueue scale {name} --max N");
     }
     let jobs = i64::from(desired) * per_worker;
-    format!("more than {jobs} jobs, waiting and running: {} workers, at once", desired + 1)
+    format!(
+        "more than {}, waiting and running: {}, at once",
+        counted(jobs, "job"),
+        counted(desired + 1, "worker")
+    )
 }
 
 fn fewer(scaling: &Scaling, desired: i32, name: &str) -> Option<String> {
@@ -191,12 +197,15 @@ fn fewer(scaling: &Scaling, desired: i32, name: &str) -> Option<String> {
         ));
     }
     let jobs = i64::from(desired - 1) * i64::from(scaling.backlog_per_worker);
-    let amount =
-        if jobs == 0 { "no jobs".into() } else { format!("at most {jobs} jobs, and a margin for chance,") };
+    let amount = if jobs == 0 {
+        "no jobs".into()
+    } else {
+        format!("at most {}, and a margin for chance,", counted(jobs, "job"))
+    };
     let delay: Duration = scaling.scale_down_delay.get();
     let delay =
         if delay.is_zero() { "at once".to_owned() } else { format!("after {}", scaling.scale_down_delay) };
-    Some(format!("{amount} waiting and running: {} workers, {delay}", desired - 1))
+    Some(format!("{amount} waiting and running: {}, {delay}", counted(desired - 1, "worker")))
 }
 
 fn seconds(ms: u64) -> String {
@@ -234,7 +243,7 @@ mod tests {
         ));
         for part in [
             "hello: 5 workers wanted, 5 ready",
-            "5 workers were decided on 12s ago: 250 jobs, 100 a worker",
+            "5 workers, decided on 12s ago: 250 jobs, 100 a worker",
             "by depth    (250 waiting + 0 running) / 100 backlogPerWorker = 3",
             "by latency  (600/min x 2.0s + 250 waiting x 2.0s / 30s targetLatency) / (4 slots x 0.8) = 5",
             "the larger  5, kept between minReplicas 0 and maxReplicas 10: 5",

@@ -46,7 +46,7 @@ async fn each_verb_that_looks_answers_for_a_queue_with_workers() {
     let worker = space.workers("hello").await.remove(0);
     assert!(job.contains(&format!("runs in pod {worker}")), "{job}");
     let job = jobqueue(&space, &["job", "hello", "job-2"]).await.ok();
-    assert!(job.contains("waits in queue low, 1 jobs are before it"), "{job}");
+    assert!(job.contains("waits in queue low, behind 1 job"), "{job}");
     let missing = jobqueue(&space, &["job", "hello", "nobody"]).await.failed(3);
     assert!(missing.contains("has no job nobody"), "{missing}");
 
@@ -79,7 +79,7 @@ async fn each_verb_that_looks_answers_for_a_queue_that_never_had_a_worker() {
     let peek = jobqueue(&space, &["peek", "hello"]).await.ok();
     assert!(peek.contains("job-7") && peek.contains("job-8"), "{peek}");
     let job = jobqueue(&space, &["job", "hello", "job-8"]).await.ok();
-    assert!(job.contains("waits in queue low, 1 jobs are before it"), "{job}");
+    assert!(job.contains("waits in queue low, behind 1 job"), "{job}");
     let letters = jobqueue(&space, &["dlq", "list", "hello"]).await.ok();
     assert!(letters.contains("job-0") && letters.contains("simulated"), "{letters}");
     let letter = jobqueue(&space, &["dlq", "show", "hello", "job-0", "-o", "json"]).await.json();

@@ -70,7 +70,7 @@ async fn stuck_lanes_foreign_keys_and_old_layouts_are_found() {
     assert_eq!(code, Some(1), "{report}");
     assert!(found(&report, "lanes")[0]["what"].as_str().unwrap().contains(&lane.id), "{report}");
     assert_eq!(found(&report, "reaper")[0]["severity"], "error");
-    assert_eq!(found(&report, "queues")[0]["what"], "1 jobs wait and no worker is there");
+    assert_eq!(found(&report, "queues")[0]["what"], "1 job waiting, and no worker is there");
     let keys: Vec<_> =
         found(&report, "keys").iter().map(|finding| finding["what"].as_str().unwrap()).collect();
     assert_eq!(

@@ -149,6 +149,31 @@ fn the_generated_files_are_those_of_the_types() {
     );
 }
 
+/// Strangers copy them, and the doctor would warn of what they copied.
+#[test]
+fn a_worker_of_the_examples_drains_for_as_long_as_a_job_may_take() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut files = vec![root.join("README.md"), root.join("examples/rails/jobqueue.yaml")];
+    files.extend(std::fs::read_dir(root.join("examples")).unwrap().map(|entry| entry.unwrap().path()));
+    let mut limited = 0;
+    for file in files.iter().filter(|file| file.is_file()) {
+        let text = std::fs::read_to_string(file).unwrap();
+        for document in text.split("---\n").flat_map(|part| part.split("```")) {
+            let Some(at) = document.find("apiVersion: jobqueue.dev/v1alpha1\nkind: JobQueue\n") else {
+                continue;
+            };
+            let queue: JobQueue = serde_saphyr::from_str(&document[at..]).unwrap();
+            let Worker { handler, drain_timeout, .. } = queue.spec.worker;
+            let handler = handler.unwrap_or_default();
+            let of_command = handler.command.and_then(|command| command.timeout);
+            let Some(timeout) = handler.http.and_then(|http| http.timeout).or(of_command) else { continue };
+            assert!(timeout <= drain_timeout, "{}: {timeout}, {drain_timeout}", file.display());
+            limited += 1;
+        }
+    }
+    assert!(limited >= 4, "{limited} have a timeout");
+}
+
 proptest! {
     /// Or one object that the API server has let in could not be read by us.
     #[test]

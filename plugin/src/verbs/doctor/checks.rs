@@ -167,6 +167,11 @@ pub fn pod(pod: &DynamicObject) -> Vec<Finding> {
         let reason = |place: &str| one.pointer(place).and_then(Value::as_str).unwrap_or_default().to_owned();
         let waiting = reason("/state/waiting/reason");
         if waiting.ends_with("BackOff") || waiting.starts_with("Err") || waiting.contains("Error") {
+            // Only what has run before has logs.
+            let logs = match waiting.as_str() {
+                "CrashLoopBackOff" => format!("; kubectl logs {name} -c {container} --previous"),
+                _ => String::new(),
+            };
             findings.push(finding(
                 "error",
                 "pods",
@@ -175,7 +180,7 @@ pub fn pod(pod: &DynamicObject) -> Vec<Finding> {
                     reason("/state/waiting/message")
                 ),
                 "it does not run",
-                &format!("kubectl describe pod {name}; kubectl logs {name} -c {container} --previous"),
+                &format!("kubectl describe pod {name}{logs}"),
             ));
         } else if reason("/lastState/terminated/reason") == "OOMKilled" {
             findings.push(finding(

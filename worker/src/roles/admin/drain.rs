@@ -1,6 +1,7 @@
 //! `drain`: a process takes no more jobs, and is waited for until it holds none.
 use std::time::{Duration, Instant};
 
+use jobqueue::terminal::counted;
 use serde_json::json;
 
 use super::{Admin, AdminError, End, answer};
@@ -39,8 +40,9 @@ pub async fn run(admin: &mut Admin<'_>, args: &cli::Drain) -> Result<End, AdminE
         if late {
             let bound = args.timeout.unwrap_or_default();
             return Err(AdminError::Failed(format!(
-                "{} still runs {held} jobs after {bound}, and takes jobs again; give it longer with --timeout",
-                args.process
+                "{} still runs {} after {bound}, and takes jobs again; give it longer with --timeout",
+                args.process,
+                counted(held, "job")
             )));
         }
         if stopped {

@@ -1,5 +1,6 @@
 //! What the facts mean: pure, so that every finding is a line in a test.
 use jobqueue::config::Config;
+use jobqueue::terminal::counted;
 
 use super::facts::{Facts, Server, Untended};
 use super::{Finding, Severity, Slowest, cve, slowest};
@@ -275,7 +276,7 @@ fn queues(facts: &Facts, config: &Config, found: &mut Vec<Finding>) {
         found.push(finding(
             "queues",
             Warning,
-            format!("{} jobs wait and no worker is there", facts.waiting),
+            format!("{} waiting, and no worker is there", counted(facts.waiting, "job")),
             "nobody runs them",
             "start workers; in Kubernetes see kubectl describe jobqueue for why there are none",
         ));
