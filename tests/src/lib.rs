@@ -6,6 +6,7 @@
 //! [`wait::eventually`] is the only way to wait.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "support for tests: a panic is the report")]
 
+pub mod audit;
 pub mod certificates;
 pub mod child;
 pub mod cluster;

@@ -1,5 +1,6 @@
 //! The Redis that is run for a queue.
-use e2e::kubernetes::{Audit, LOW, Namespace, given, on_the_test_cluster, patiently};
+use e2e::audit::{Audit, Request};
+use e2e::kubernetes::{LOW, Namespace, given, on_the_test_cluster, patiently};
 
 #[tokio::test]
 async fn a_redis_that_cannot_start_makes_way_for_one_that_can() {
@@ -67,7 +68,7 @@ async fn a_size_in_other_words_is_written_once() {
         .requests()
         .into_iter()
         .filter(|request| request.namespace == space.name && request.resource == "/persistentvolumeclaims");
-    let (writes, reads): (Vec<_>, Vec<_>) = asked.partition(e2e::kubernetes::Request::is_write);
+    let (writes, reads): (Vec<_>, Vec<_>) = asked.partition(Request::is_write);
     assert!(reads.len() >= 3 && writes.is_empty(), "{} reads, {writes:?}", reads.len());
     space.delete().await;
 }

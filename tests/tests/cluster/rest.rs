@@ -1,7 +1,8 @@
 //! A queue at rest costs the API server nothing.
 use std::time::Duration;
 
-use e2e::kubernetes::{Audit, LOW, Namespace, Request, on_the_test_cluster, patiently};
+use e2e::audit::{Audit, Request};
+use e2e::kubernetes::{LOW, Namespace, on_the_test_cluster, patiently};
 
 /// Longer than the time after which changed figures are written.
 const AT_REST: Duration = Duration::from_secs(32);

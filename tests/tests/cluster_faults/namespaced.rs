@@ -1,7 +1,8 @@
 //! An operator that looks after some namespaces only.
 use std::panic::AssertUnwindSafe;
 
-use e2e::kubernetes::{Audit, LOW, Namespace, kubectl, on_the_test_cluster, patiently, run};
+use e2e::audit::Audit;
+use e2e::kubernetes::{LOW, Namespace, kubectl, on_the_test_cluster, patiently, run};
 use futures::FutureExt as _;
 
 use crate::{CHART, alone, scale_operators, values};

@@ -1,7 +1,8 @@
 //! The operator may do what it does, and nothing else.
 use std::collections::BTreeSet;
 
-use e2e::kubernetes::{Audit, OPERATOR_NAMESPACE, Request, kubectl, on_the_test_cluster};
+use e2e::audit::{Audit, Request};
+use e2e::kubernetes::{OPERATOR_NAMESPACE, kubectl, on_the_test_cluster};
 use serde_json::Value;
 
 use crate::alone;

@@ -1,7 +1,8 @@
 //! Many queues.
 use std::time::{Duration, Instant};
 
-use e2e::kubernetes::{Audit, Namespace, OPERATOR_NAMESPACE, kubectl, on_the_test_cluster, queue, run};
+use e2e::audit::Audit;
+use e2e::kubernetes::{Namespace, OPERATOR_NAMESPACE, kubectl, on_the_test_cluster, queue, run};
 use e2e::wait::eventually;
 use serde_json::json;
 
