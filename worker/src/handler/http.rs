@@ -51,8 +51,8 @@ const STILL_RUNNING: Duration = Duration::from_millis(50);
 /// How old what we know of a file (a secret, a certificate) may be.
 const SECRET_AGE: Duration = Duration::from_secs(10);
 
-/// As many as a request has: a map that grows leaves a smaller one behind, for every job in flight.
-const FEW_HEADERS: usize = 16;
+/// As many as a request has that is not signed. A map keeps its room while the job runs, and one more is room for 24.
+const FEW_HEADERS: usize = 12;
 
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");

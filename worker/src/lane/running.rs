@@ -251,7 +251,8 @@ impl Shared {
         };
         match (outcome, &self.coroner) {
             (Outcome::HandlerDied(why), Some(coroner)) => {
-                Outcome::HandlerDied(coroner.cause().await.unwrap_or(why))
+                // Boxed: it is rare, asks Redis, and would take 6 KB of each job's task.
+                Outcome::HandlerDied(Box::pin(coroner.cause()).await.unwrap_or(why))
             }
             (outcome, _) => outcome,
         }
