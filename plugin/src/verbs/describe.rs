@@ -39,6 +39,7 @@ fn page(
     paint: Paint,
 ) -> String {
     let figures = Figures::of(queue, now);
+    let (ready, wanted) = figures.staying();
     let mut page = String::new();
     let mut line = |name: &str, value: &str| {
         let _ = writeln!(page, "{:<14}{value}", format!("{name}:"));
@@ -52,14 +53,8 @@ fn page(
     line(
         "Workers",
         &format!(
-            "{} ready of {} wanted{}, {} jobs each",
-            figures.workers_ready,
-            figures.workers_desired,
-            if figures.workers_draining > 0 {
-                format!(", {} drain", figures.workers_draining)
-            } else {
-                String::new()
-            },
+            "{ready} ready of {wanted} wanted{}, {} jobs each",
+            figures.draining(),
             queue.spec.worker.concurrency
         ),
     );
@@ -218,6 +213,14 @@ mod tests {
         let queue =
             queue(json!({ "paused": true }), json!({ "observedGeneration": 1, "conditions": [stalled] }));
         assert_eq!(waits_for(&queue), "you: create the Secret redis (SecretNotFound)");
+    }
+
+    #[test]
+    fn workers_that_drain_stand_beside_those_that_are_wanted() {
+        let workers = json!({ "desired": 5, "ready": 5, "draining": 3, "summary": "2/2 (3 draining)" });
+        let queue = queue(json!({}), json!({ "observedGeneration": 1, "workers": workers }));
+        let page = page(&queue, &[], None, "2026-01-01T00:01:00Z".parse().unwrap(), Paint(false));
+        assert!(page.contains("Workers:      2 ready of 2 wanted (3 draining), "), "{page}");
     }
 
     #[test]
