@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use jobqueue::terminal::counted;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::ResourceExt;
 use operator::api::v1alpha1::{JobQueue, Scaling, ScalingInputs, ScalingMode, WorkersStatus};
 use operator::autoscaler::UTILISATION;
@@ -59,9 +60,10 @@ fn page(queue: &JobQueue, now: Timestamp, paint: Paint) -> String {
     } else {
         let _ = writeln!(page, "Nothing was decided yet");
     }
-    if let Some(held) =
-        status.conditions.iter().find(|one| one.type_ == "ScalingActive" && one.status != "True")
-    {
+    // In mode Manual it is never active: what decides there is among the rules.
+    let holds =
+        |one: &&Condition| one.type_ == "ScalingActive" && one.status != "True" && one.reason != "Manual";
+    if let Some(held) = status.conditions.iter().find(holds) {
         let _ = writeln!(page, "The number does not change now: {} ({})", held.message, held.reason);
     }
     if queue.spec.scaling.mode == ScalingMode::Auto {
@@ -72,7 +74,7 @@ fn page(queue: &JobQueue, now: Timestamp, paint: Paint) -> String {
     } else {
         let _ = write!(
             page,
-            "\n{}\n  scaling.mode is Manual: spec.replicas rules, and is {}\n",
+            "\n{}\n  scaling.mode is Manual: spec.replicas rules, and is {}; /scale sets it\n",
             strong("The rules"),
             queue.spec.replicas.unwrap_or(1)
         );
@@ -279,6 +281,20 @@ mod tests {
         ] {
             assert!(fewer.contains(part), "{part}\n{fewer}");
         }
+    }
+
+    #[test]
+    fn a_number_that_is_held_is_told_and_one_that_somebody_sets_is_not_called_held() {
+        let with = |spec: Value, reason: &str| {
+            let mut queue = queue(spec, 2, json!({}));
+            let condition = json!({ "type": "ScalingActive", "status": "False", "reason": reason, "message": "why", "lastTransitionTime": "2026-01-01T00:00:00Z" });
+            queue.status.as_mut().unwrap().conditions = vec![serde_json::from_value(condition).unwrap()];
+            shown(&queue)
+        };
+        let held = with(json!({}), "Holding");
+        assert!(held.contains("The number does not change now: why (Holding)"), "{held}");
+        let manual = with(json!({ "scaling": { "mode": "Manual" }, "replicas": 2 }), "Manual");
+        assert!(!manual.contains("does not change now") && manual.contains("/scale"), "{manual}");
     }
 
     #[test]
