@@ -40,7 +40,7 @@ pub struct Figures {
     pub done_per_second: Option<f64>,
     /// Workers that are ready.
     pub workers_ready: i32,
-    /// Workers that are wanted.
+    /// Workers that the Deployment is asked for, those that drain among them.
     pub workers_desired: i32,
     /// Workers that take no more jobs.
     pub workers_draining: i32,
@@ -168,10 +168,31 @@ impl Figures {
 
     /// Workers that are ready, of those that are wanted.
     pub fn workers(&self) -> Cell {
-        let tone = if self.workers_ready < self.workers_desired { Tone::Warn } else { Tone::Plain };
-        let draining =
-            if self.workers_draining > 0 { format!(" (-{})", self.workers_draining) } else { String::new() };
-        Cell::toned(tone, format!("{}/{}{draining}", self.workers_ready, self.workers_desired))
+        let (ready, wanted) = self.staying();
+        let tone = if ready < wanted { Tone::Warn } else { Tone::Plain };
+        Cell::toned(tone, format!("{ready}/{wanted}{}", self.draining()))
+    }
+
+    /// The same where there is little room: `2/2 (-3)`.
+    pub fn workers_in_short(&self) -> String {
+        let (ready, wanted) = self.staying();
+        match self.workers_draining {
+            0 => format!("{ready}/{wanted}"),
+            draining => format!("{ready}/{wanted} (-{draining})"),
+        }
+    }
+
+    /// How many workers are ready, and how many are wanted.
+    pub fn staying(&self) -> (i32, i32) {
+        staying(self.workers_desired, self.workers_ready, self.workers_draining)
+    }
+
+    /// How many more there are that drain, if any.
+    pub fn draining(&self) -> String {
+        match self.workers_draining {
+            0 => String::new(),
+            draining => format!(" ({draining} draining)"),
+        }
     }
 
     /// Whether it is ready.
@@ -225,6 +246,14 @@ impl Figures {
     }
 }
 
+/// How many workers are ready, and how many are wanted, as `kubectl get` says it: those that drain are on their way out,
+/// whether they are ready or not, but stay part of what the Deployment is asked for until they go.
+pub fn staying(desired: i32, ready: i32, draining: i32) -> (i32, i32) {
+    let wanted = (desired - draining).max(0);
+    // Busy ones that drain are ready. Without any, more may be ready than are asked for: then that is what there is to see.
+    (if draining > 0 { ready.min(wanted) } else { ready }, wanted)
+}
+
 /// A text, or `-`.
 pub fn or_dash(text: Option<String>) -> String {
     text.unwrap_or_else(|| "-".into())
@@ -275,9 +304,27 @@ mod tests {
     fn figures_of_the_status_say_how_old_they_are() {
         let figures = Figures::of(&queue(), now());
         assert_eq!((figures.age(now()), figures.oldest()), ("12s".into(), "60s".into()));
-        assert_eq!(figures.workers().text, "2/3 (-1)");
+        assert_eq!(figures.workers().text, "2/2 (1 draining)");
         assert_eq!(figures.state().text, "open: high");
         assert_eq!(figures.ready, "Unknown", "nobody has looked at it yet");
+    }
+
+    #[test]
+    fn workers_that_drain_are_neither_wanted_nor_missed() {
+        let workers = |desired: i32, ready: i32, draining: i32| {
+            let figures = Figures {
+                workers_desired: desired,
+                workers_ready: ready,
+                workers_draining: draining,
+                ..Figures::default()
+            };
+            figures.workers()
+        };
+        assert_eq!(workers(5, 2, 3), Cell::toned(Tone::Plain, "2/2 (3 draining)"));
+        assert_eq!(workers(5, 5, 3), Cell::toned(Tone::Plain, "2/2 (3 draining)"), "busy ones are ready");
+        assert_eq!(workers(5, 1, 3), Cell::toned(Tone::Warn, "1/2 (3 draining)"));
+        assert_eq!(workers(10, 0, 10), Cell::toned(Tone::Plain, "0/0 (10 draining)"));
+        assert_eq!(workers(3, 2, 0), Cell::toned(Tone::Warn, "2/3"));
     }
 
     #[test]

@@ -78,14 +78,14 @@ fn draw_queues(frame: &mut Frame, model: &Model, area: Rect, now: Timestamp) {
     let wide = area.width >= WIDE;
     let mut header = vec!["NAME", "WAITING", "RUNNING", "DELAYED", "DEAD", "OLDEST", "WORKERS"];
     let mut widths = vec![Constraint::Length(if wide { 32 } else { 17 })];
-    widths.extend([7, 7, 7, 6, 6, 8].map(Constraint::Length));
+    widths.extend([7, 7, 7, 6, 6, if wide { 17 } else { 8 }].map(Constraint::Length));
     if wide {
         header.extend(["RATE", "STATE", "AS OF"]);
         widths.extend([9, 14, 5].map(Constraint::Length));
     }
     header.push("TREND");
     widths.push(Constraint::Fill(1));
-    let fixed: u16 = if wide { 32 + 41 + 28 + 10 } else { 17 + 41 + 7 };
+    let fixed: u16 = if wide { 32 + 50 + 28 + 10 } else { 17 + 41 + 7 };
     let trend = usize::from(area.width.saturating_sub(fixed + 3));
     let rows = model.queues.iter().map(|one| {
         let name = if everywhere { format!("{}/{}", one.namespace, one.name) } else { one.name.clone() };
@@ -96,7 +96,8 @@ fn draw_queues(frame: &mut Frame, model: &Model, area: Rect, now: Timestamp) {
             Cell::from(short(one.delayed)),
             Cell::from(short(one.dead_letters)).style(style(one.dead().tone)),
             Cell::from(one.oldest()),
-            Cell::from(one.workers().text).style(style(one.workers().tone)),
+            Cell::from(if wide { one.workers().text } else { one.workers_in_short() })
+                .style(style(one.workers().tone)),
         ];
         if wide {
             cells.push(Cell::from(one.rate()));

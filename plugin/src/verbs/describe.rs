@@ -2,6 +2,7 @@
 use std::fmt::Write as _;
 
 use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::ResourceExt;
 use kube::api::DynamicObject;
 use operator::api::v1alpha1::{JobQueue, Scaling, ScalingMode, Worker};
@@ -39,6 +40,7 @@ fn page(
     paint: Paint,
 ) -> String {
     let figures = Figures::of(queue, now);
+    let (ready, wanted) = figures.staying();
     let mut page = String::new();
     let mut line = |name: &str, value: &str| {
         let _ = writeln!(page, "{:<14}{value}", format!("{name}:"));
@@ -52,14 +54,8 @@ fn page(
     line(
         "Workers",
         &format!(
-            "{} ready of {} wanted{}, {} jobs each",
-            figures.workers_ready,
-            figures.workers_desired,
-            if figures.workers_draining > 0 {
-                format!(", {} drain", figures.workers_draining)
-            } else {
-                String::new()
-            },
+            "{ready} ready of {wanted} wanted{}, {} jobs each",
+            figures.draining(),
             queue.spec.worker.concurrency
         ),
     );
@@ -97,7 +93,7 @@ fn page(
         for one in conditions {
             table.row(vec![
                 format!("  {}", one.type_).into(),
-                Cell::toned(tone(&one.type_, &one.status), one.status.clone()),
+                Cell::toned(tone(one), one.status.clone()),
                 since(one.last_transition_time.0, now).into(),
                 one.reason.clone().into(),
                 shown(&one.message, 200).into(),
@@ -150,18 +146,27 @@ fn waits_for(queue: &JobQueue) -> String {
         return format!("kubectl jobqueue resume {}", queue.name_any());
     }
     for kind in ["RedisReachable", "WorkersAvailable", "HandlerHealthy", "ScalingActive"] {
-        if let Some(trouble) = is(kind, "False") {
+        // In mode Manual scaling is never active, and nobody waits for it.
+        if let Some(trouble) = is(kind, "False").filter(|one| one.reason != "Manual") {
             return format!("{} ({})", trouble.message, trouble.reason);
         }
+    }
+    // The last, because what runs goes on as before while a change waits.
+    if let Some(change) = is("Reconciling", "True") {
+        return format!("{} ({})", change.message, change.reason);
     }
     if status.waiting + status.in_flight == 0 { "jobs".into() } else { "nothing: jobs are run".into() }
 }
 
-fn tone(kind: &str, status: &str) -> Tone {
-    let good = if kind == "Stalled" { "False" } else { "True" };
-    match status {
-        "Unknown" => Tone::Warn,
-        status if status == good => Tone::Good,
+fn tone(condition: &Condition) -> Tone {
+    let Condition { type_, status, reason, .. } = condition;
+    match (type_.as_str(), status.as_str()) {
+        (_, "Unknown") | ("Reconciling", "True") => Tone::Warn,
+        ("Stalled" | "Reconciling", "False") => Tone::Good,
+        ("Stalled", _) => Tone::Bad,
+        // Somebody wants it so.
+        ("ScalingActive", "False") if reason == "Manual" => Tone::Plain,
+        (_, "True") => Tone::Good,
         _ => Tone::Bad,
     }
 }
@@ -218,6 +223,40 @@ mod tests {
         let queue =
             queue(json!({ "paused": true }), json!({ "observedGeneration": 1, "conditions": [stalled] }));
         assert_eq!(waits_for(&queue), "you: create the Secret redis (SecretNotFound)");
+    }
+
+    #[test]
+    fn a_queue_whose_workers_somebody_counts_waits_for_jobs() {
+        let manual = condition("ScalingActive", "False", "Manual", "spec.replicas decides");
+        let status = json!({ "observedGeneration": 1, "conditions": [manual] });
+        let mut queue = queue(json!({ "scaling": { "mode": "Manual" } }), status);
+        assert_eq!(waits_for(&queue), "jobs");
+        queue.status.as_mut().unwrap().in_flight = 1;
+        assert_eq!(waits_for(&queue), "nothing: jobs are run");
+        let held = condition("ScalingActive", "False", "Holding", "Redis cannot be read");
+        queue.status.as_mut().unwrap().conditions = vec![serde_json::from_value(held).unwrap()];
+        assert_eq!(waits_for(&queue), "Redis cannot be read (Holding)");
+    }
+
+    #[test]
+    fn a_change_that_waits_is_told_unless_something_worse_is() {
+        let change = condition("Reconciling", "True", "JobsLeftBehind", "3 jobs would be left behind");
+        let away = condition("RedisReachable", "False", "Unreachable", "no answer");
+        let status =
+            |conditions: Value| json!({ "observedGeneration": 1, "waiting": 3, "conditions": conditions });
+        assert_eq!(
+            waits_for(&queue(json!({}), status(json!([change])))),
+            "3 jobs would be left behind (JobsLeftBehind)"
+        );
+        assert_eq!(waits_for(&queue(json!({}), status(json!([change, away])))), "no answer (Unreachable)");
+    }
+
+    #[test]
+    fn workers_that_drain_stand_beside_those_that_are_wanted() {
+        let workers = json!({ "desired": 5, "ready": 5, "draining": 3, "summary": "2/2 (3 draining)" });
+        let queue = queue(json!({}), json!({ "observedGeneration": 1, "workers": workers }));
+        let page = page(&queue, &[], None, "2026-01-01T00:01:00Z".parse().unwrap(), Paint(false));
+        assert!(page.contains("Workers:      2 ready of 2 wanted (3 draining), "), "{page}");
     }
 
     #[test]

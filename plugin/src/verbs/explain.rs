@@ -5,14 +5,16 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use jobqueue::terminal::counted;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::ResourceExt;
-use operator::api::v1alpha1::{JobQueue, Scaling, ScalingInputs, ScalingMode};
+use operator::api::v1alpha1::{JobQueue, Scaling, ScalingInputs, ScalingMode, WorkersStatus};
 use operator::autoscaler::UTILISATION;
 use serde_json::json;
 
 use crate::cli::Explain;
 use crate::cluster::Cluster;
 use crate::error::Error;
+use crate::figures::staying;
 use crate::print;
 use crate::table::{Paint, Tone, since};
 
@@ -44,14 +46,12 @@ fn page(queue: &JobQueue, now: Timestamp, paint: Paint) -> String {
             "{name} has no status yet: the operator has not looked at it; kubectl jobqueue doctor {name} says why\n"
         );
     };
-    let workers = &status.workers;
-    let mut page = format!(
-        "{}\n",
-        strong(&format!("{name}: {} wanted, {} ready", counted(workers.desired, "worker"), workers.ready))
-    );
-    if workers.draining > 0 {
-        let _ =
-            writeln!(page, "{} more take no jobs any more, and go when theirs are done", workers.draining);
+    let WorkersStatus { desired, ready, draining, .. } = status.workers;
+    let (ready, wanted) = staying(desired, ready, draining);
+    let mut page =
+        format!("{}\n", strong(&format!("{name}: {} wanted, {ready} ready", counted(wanted, "worker"))));
+    if draining > 0 {
+        let _ = writeln!(page, "{draining} more take no jobs any more, and go when theirs are done");
     }
     if let Some(scaling) = &status.scaling {
         let ago = since(scaling.time.0, now);
@@ -60,9 +60,10 @@ fn page(queue: &JobQueue, now: Timestamp, paint: Paint) -> String {
     } else {
         let _ = writeln!(page, "Nothing was decided yet");
     }
-    if let Some(held) =
-        status.conditions.iter().find(|one| one.type_ == "ScalingActive" && one.status != "True")
-    {
+    // In mode Manual it is never active: what decides there is among the rules.
+    let holds =
+        |one: &&Condition| one.type_ == "ScalingActive" && one.status != "True" && one.reason != "Manual";
+    if let Some(held) = status.conditions.iter().find(holds) {
         let _ = writeln!(page, "The number does not change now: {} ({})", held.message, held.reason);
     }
     if queue.spec.scaling.mode == ScalingMode::Auto {
@@ -73,7 +74,7 @@ fn page(queue: &JobQueue, now: Timestamp, paint: Paint) -> String {
     } else {
         let _ = write!(
             page,
-            "\n{}\n  scaling.mode is Manual: spec.replicas rules, and is {}\n",
+            "\n{}\n  scaling.mode is Manual: spec.replicas rules, and is {}; /scale sets it\n",
             strong("The rules"),
             queue.spec.replicas.unwrap_or(1)
         );
@@ -155,7 +156,11 @@ fn changes(queue: &JobQueue) -> Vec<String> {
     if queue.spec.paused {
         return vec![format!("kubectl jobqueue resume {name}: while it is paused nobody is started")];
     }
-    let desired = queue.status.as_ref().map_or(0, |status| status.workers.desired);
+    // Those that drain take jobs again before anybody new is started.
+    let wanted = queue.status.as_ref().map_or(0, |status| {
+        let WorkersStatus { desired, ready, draining, .. } = status.workers;
+        staying(desired, ready, draining).1
+    });
     let inputs =
         queue.status.as_ref().and_then(|status| status.scaling.as_ref()?.inputs.clone()).unwrap_or_default();
     let mut changes = vec![];
@@ -165,38 +170,38 @@ fn changes(queue: &JobQueue) -> Vec<String> {
             counted(inputs.blocked, "job")
         ));
     }
-    changes.push(more(scaling, desired, &name));
-    changes.extend(fewer(scaling, desired, &name));
+    changes.push(more(scaling, wanted, &name));
+    changes.extend(fewer(scaling, wanted, &name));
     if scaling.target_latency.is_none() {
         changes.push("scaling.targetLatency, to count run times instead of jobs alone".into());
     }
     changes
 }
 
-fn more(scaling: &Scaling, desired: i32, name: &str) -> String {
+fn more(scaling: &Scaling, wanted: i32, name: &str) -> String {
     let (per_worker, max) = (i64::from(scaling.backlog_per_worker), scaling.max_replicas);
-    if desired >= max {
+    if wanted >= max {
         return format!("maxReplicas is reached: kubectl jobqueue scale {name} --max N");
     }
-    let jobs = i64::from(desired) * per_worker;
+    let jobs = i64::from(wanted) * per_worker;
     format!(
         "more than {}, waiting and running: {}, at once",
         counted(jobs, "job"),
-        counted(desired + 1, "worker")
+        counted(wanted + 1, "worker")
     )
 }
 
-fn fewer(scaling: &Scaling, desired: i32, name: &str) -> Option<String> {
-    if desired == 0 {
+fn fewer(scaling: &Scaling, wanted: i32, name: &str) -> Option<String> {
+    if wanted == 0 {
         return None;
     }
-    if desired <= scaling.min_replicas {
+    if wanted <= scaling.min_replicas {
         return Some(format!(
             "minReplicas is {}: kubectl jobqueue scale {name} --min N",
             scaling.min_replicas
         ));
     }
-    let jobs = i64::from(desired - 1) * i64::from(scaling.backlog_per_worker);
+    let jobs = i64::from(wanted - 1) * i64::from(scaling.backlog_per_worker);
     let amount = if jobs == 0 {
         "no jobs".into()
     } else {
@@ -205,7 +210,7 @@ fn fewer(scaling: &Scaling, desired: i32, name: &str) -> Option<String> {
     let delay: Duration = scaling.scale_down_delay.get();
     let delay =
         if delay.is_zero() { "at once".to_owned() } else { format!("after {}", scaling.scale_down_delay) };
-    Some(format!("{amount} waiting and running: {}, {delay}", counted(desired - 1, "worker")))
+    Some(format!("{amount} waiting and running: {}, {delay}", counted(wanted - 1, "worker")))
 }
 
 fn seconds(ms: u64) -> String {
@@ -252,6 +257,44 @@ mod tests {
         ] {
             assert!(page.contains(part), "{part}\n{page}");
         }
+    }
+
+    #[test]
+    fn workers_that_drain_are_counted_once() {
+        let mut queue = queue(json!({}), 10, json!({ "highest": 0 }));
+        queue.status.as_mut().unwrap().workers.draining = 10;
+        let resting = shown(&queue);
+        for part in [
+            "hello: 0 workers wanted, 0 ready",
+            "10 more take no jobs any more",
+            "more than 0 jobs, waiting and running: 1 worker, at once",
+        ] {
+            assert!(resting.contains(part), "{part}\n{resting}");
+        }
+        queue.status.as_mut().unwrap().workers.draining = 7;
+        let fewer = shown(&queue);
+        for part in [
+            "hello: 3 workers wanted, 3 ready",
+            "7 more take no jobs any more",
+            "more than 300 jobs, waiting and running: 4 workers, at once",
+            "at most 200 jobs, and a margin for chance, waiting and running: 2 workers",
+        ] {
+            assert!(fewer.contains(part), "{part}\n{fewer}");
+        }
+    }
+
+    #[test]
+    fn a_number_that_is_held_is_told_and_one_that_somebody_sets_is_not_called_held() {
+        let with = |spec: Value, reason: &str| {
+            let mut queue = queue(spec, 2, json!({}));
+            let condition = json!({ "type": "ScalingActive", "status": "False", "reason": reason, "message": "why", "lastTransitionTime": "2026-01-01T00:00:00Z" });
+            queue.status.as_mut().unwrap().conditions = vec![serde_json::from_value(condition).unwrap()];
+            shown(&queue)
+        };
+        let held = with(json!({}), "Holding");
+        assert!(held.contains("The number does not change now: why (Holding)"), "{held}");
+        let manual = with(json!({ "scaling": { "mode": "Manual" }, "replicas": 2 }), "Manual");
+        assert!(!manual.contains("does not change now") && manual.contains("/scale"), "{manual}");
     }
 
     #[test]

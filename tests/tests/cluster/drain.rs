@@ -1,13 +1,21 @@
 //! Fewer workers, and no job interrupted.
+#![allow(clippy::expect_used, reason = "a panic is the report")]
+use std::process::Stdio;
+
 use e2e::kubernetes::{LOW, Namespace, Redis, given, job, patiently};
 use serde_json::{Value, json};
+use tokio::process::{Child, Command};
 
-/// A queue whose app takes as long for a job as it says: 4 workers with 10 jobs each.
-async fn start(space: &Namespace, more: &str) {
+/// Too short for the long jobs here: whoever is stopped while it runs one gives it back, and the test sees it.
+const AT_ONCE: &str = "1s";
+
+/// A queue whose app takes as long for a job as it says: 4 workers with 10 jobs each, which have so long for them when they
+/// are stopped.
+async fn start(space: &Namespace, drain: &str, more: &str) {
     let image = given("APP_IMAGE");
     let template = format!("{{spec: {{{more} containers: [{{name: app, image: '{image}'}}]}}}}");
     let worker = format!(
-        "{{concurrency: 10, handler: {{http: {{timeout: 300s}}}}, app: {{healthPath: /health}}, template: {template}}}"
+        "{{concurrency: 10, drainTimeout: {drain}, handler: {{http: {{timeout: 300s}}}}, app: {{healthPath: /health}}, template: {template}}}"
     );
     let scaling = "{backlogPerWorker: 10, scaleDownDelay: 3s}";
     space.queue("busy", &format!("{{worker: {worker}, scaling: {scaling}}}")).await;
@@ -42,10 +50,58 @@ async fn await_draining(space: &Namespace) {
     .await;
 }
 
+/// A state of the workers' Deployment.
+#[derive(Debug, Clone, Copy)]
+struct State {
+    /// How many pods it is asked for.
+    asked: i64,
+    /// Some of its pods are of an older template.
+    rolls: bool,
+    /// None is, and its controller has seen the last change.
+    calm: bool,
+}
+
+/// The states that the workers' Deployment goes through: also those between two looks, which a watch shows.
+struct Watch {
+    said: tempfile::NamedTempFile,
+    _kubectl: Child,
+}
+
+impl Watch {
+    async fn begin(space: &Namespace) -> Self {
+        let said = tempfile::NamedTempFile::new().expect("a file");
+        let path = "jsonpath={.metadata.generation},{.status.observedGeneration},{.spec.replicas},{.status.replicas},\
+                    {.status.updatedReplicas}{\"\\n\"}";
+        let kubectl = Command::new("kubectl")
+            .args(["-n", &space.name, "get", "deployment", "busy-worker", "--watch", "-o", path])
+            .stdin(Stdio::null())
+            .stdout(said.reopen().expect("a file"))
+            .kill_on_drop(true)
+            .spawn()
+            .expect("kubectl");
+        let watch = Self { said, _kubectl: kubectl };
+        patiently("the Deployment in the watch", async || !watch.states().is_empty()).await;
+        watch
+    }
+
+    fn states(&self) -> Vec<State> {
+        let said = std::fs::read_to_string(self.said.path()).expect("what kubectl said");
+        // The last line may be half of one. What is 0 is left out of the status.
+        let whole = said.rsplit_once('\n').map_or("", |(whole, _)| whole);
+        let states = whole.lines().map(|line| {
+            let figures: Vec<i64> = line.split(',').map(|figure| figure.parse().unwrap_or(0)).collect();
+            let [generation, observed, asked, all, updated] = figures[..] else { panic!("{line}") };
+            let rolls = updated < all;
+            State { asked, rolls, calm: observed >= generation && !rolls }
+        });
+        states.collect()
+    }
+}
+
 #[tokio::test]
 async fn workers_with_long_jobs_finish_them_before_they_go() {
     let space = Namespace::create("drain").await;
-    start(&space, "").await;
+    start(&space, AT_ONCE, "").await;
     let redis = space.managed("busy").await;
     // Short ones and long ones, mixed over four workers: when the short ones are done, three workers are too many, and
     // each of them has a long one.
@@ -65,7 +121,7 @@ async fn workers_with_long_jobs_finish_them_before_they_go() {
 async fn a_busy_pod_that_is_not_ready_is_not_taken_in_place_of_an_idle_one() {
     let space = Namespace::create("unready").await;
     // Whether a pod is ready is what the test says.
-    start(&space, "readinessGates: [{conditionType: test/well}],").await;
+    start(&space, AT_ONCE, "readinessGates: [{conditionType: test/well}],").await;
     let redis = space.managed("busy").await;
     redis.push_all(LOW, &lasting(0, 20, 45)).await;
     space.await_asked_for("busy", 2).await;
@@ -100,7 +156,9 @@ async fn a_busy_pod_that_is_not_ready_is_not_taken_in_place_of_an_idle_one() {
 #[tokio::test]
 async fn a_rollout_that_begins_while_workers_drain_interrupts_no_job() {
     let space = Namespace::create("rollout").await;
-    start(&space, "").await;
+    // A rollout stops the pods of before whatever they do: they have longer for their jobs than those take. So a job of
+    // somebody whom the operator sends away would not be interrupted either: that it sends nobody is looked for itself.
+    start(&space, "25s", "").await;
     let redis = space.managed("busy").await;
     let mut jobs = lasting(0, 32, 1);
     for (at, job) in lasting(32, 8, 20).into_iter().enumerate() {
@@ -109,19 +167,32 @@ async fn a_rollout_that_begins_while_workers_drain_interrupts_no_job() {
     redis.push_all(LOW, &jobs).await;
     space.await_asked_for("busy", 4).await;
     await_draining(&space).await;
-    // The pods of before have longer for their jobs than those take.
+    let watch = Watch::begin(&space).await;
     space
         .patch("busy", r#"{"spec": {"worker": {"template": {"metadata": {"annotations": {"new": "yes"}}}}}}"#)
         .await;
     assert_uninterrupted(&redis, 40).await;
     space.await_asked_for("busy", 0).await;
+    let states = patiently("no workers in the watch", async || {
+        let states = watch.states();
+        if states.last().is_some_and(|last| last.asked == 0) { Ok(states) } else { Err(states) }
+    })
+    .await;
+    assert!(states.iter().any(|state| state.rolls), "it has seen the rollout: {states:?}");
+    for pair in states.windows(2) {
+        let fewer = pair[1].asked < pair[0].asked;
+        assert!(
+            !fewer || pair[0].calm,
+            "nobody is sent away in the middle of a rollout: {pair:?} of {states:?}"
+        );
+    }
     space.delete().await;
 }
 
 #[tokio::test]
 async fn workers_that_drain_resume_when_work_returns() {
     let space = Namespace::create("resume").await;
-    start(&space, "").await;
+    start(&space, AT_ONCE, "").await;
     let redis = space.managed("busy").await;
     redis.push_all(LOW, &lasting(0, 20, 30)).await;
     space.await_asked_for("busy", 2).await;

@@ -52,8 +52,12 @@ async fn forty_jobs_of_a_minute_outlive_the_scale_in_that_they_are_in_the_middle
     let space = Namespace::create("minute").await;
     let image = e2e::kubernetes::given("APP_IMAGE");
     let template = format!("{{spec: {{containers: [{{name: app, image: '{image}'}}]}}}}");
+    // Stricter than the defaults. A worker that is stopped has a second for jobs of a minute (not 25 s, nor what follows
+    // from the timeout), so whoever is sent away while it runs one gives it back, and it is reserved again. The delay before
+    // scaling in is short (not a minute), so that it falls into the middle of the jobs. And they may take longer than they do
+    // (300 s, not 60), so that none of them ends by its timeout.
     let worker = format!(
-        "{{concurrency: 10, handler: {{http: {{timeout: 300s}}}}, app: {{healthPath: /health}}, template: {template}}}"
+        "{{concurrency: 10, drainTimeout: 1s, handler: {{http: {{timeout: 300s}}}}, app: {{healthPath: /health}}, template: {template}}}"
     );
     space
         .queue(

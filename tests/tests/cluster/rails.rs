@@ -77,6 +77,8 @@ async fn a_rails_application_has_its_sidekiq_jobs_run_by_workers_that_come_and_g
         "queues": [{ "name": "critical" }, { "name": "default" }],
         "worker": {
             "concurrency": 5,
+            // Too short for the slow jobs: one whose worker is stopped would be made twice.
+            "drainTimeout": "1s",
             "handler": { "http": { "timeout": "60s", "secretRef": { "name": "jobs-token" } } },
             "app": { "port": 3000, "healthPath": "/health", "stopTimeout": "10s" },
             "template": { "spec": { "containers": [app], "volumes": [volume] } },

@@ -154,6 +154,37 @@ async fn an_unreadable_redis_changes_nothing_and_the_queue_says_so() {
 }
 
 #[tokio::test]
+async fn a_redis_that_comes_back_empty_sends_nobody_home_before_the_delay_is_over() {
+    let space = Namespace::create("emptied").await;
+    let redis = space.external("redis").await;
+    // The jobs last longer than Redis is away. They are gone with it, and so are the records of who runs them: what is
+    // promised is that an empty Redis is no reason to send workers away at once.
+    let spec = space.on(
+        "redis",
+        "scaling: {scaleDownDelay: 30s, backlogPerWorker: 2}, worker: {concurrency: 2, handler: {simulate: {base: 30s}}}",
+    );
+    space.queue("emptied", &spec).await;
+    space.await_ready("emptied").await;
+    redis.push(LOW, 0..6).await;
+    space.await_asked_for("emptied", 3).await;
+    redis.await_running(6).await;
+    let before = space.workers("emptied").await;
+    space.kubectl(&["delete", "pod", "redis", "--wait=true"]).await.expect("deleted");
+    space.await_condition("emptied", "RedisReachable", "False/Unreachable").await;
+    let redis = space.external("redis").await;
+    space.await_condition("emptied", "RedisReachable", "True").await;
+    assert_eq!(redis.count(&["LLEN", "jobqueue:completed"]).await, 0, "it has forgotten everything");
+    assert_eq!((space.asked_for("emptied").await, space.workers("emptied").await), (3, before.clone()));
+    // The same three serve it, as before: none of them was sent home, or told to take no more jobs.
+    redis.push(LOW, 10..16).await;
+    redis.await_running(6).await;
+    assert_eq!(space.workers("emptied").await, before);
+    let draining = space.events("Draining").await;
+    assert!(draining.is_empty(), "{draining:?}");
+    space.delete().await;
+}
+
+#[tokio::test]
 async fn a_job_whose_backoff_is_over_wakes_a_queue_without_workers() {
     let space = Namespace::create("woken").await;
     let worker = "{handler: {simulate: {base: 100ms, failGlob: '/data/*'}}}";

@@ -86,8 +86,9 @@ async fn a_drain_that_was_decided_on_by_load_goes_on_under_the_next_leader_too()
 /// Two workers with two jobs each, of which one is too many after the patch, and then another leader.
 async fn hand_over(name: &str, spec: &str, patch: &str) {
     let space = Namespace::create(name).await;
-    // Longer than it takes until another leads.
-    space.queue("busy", &spec.replace("WORKER", "{concurrency: 2, handler: {simulate: {base: 45s}}}")).await;
+    // Longer than it takes until another leads; and whoever is stopped gives its jobs back instead of ending them.
+    let worker = "{concurrency: 2, drainTimeout: 1s, handler: {simulate: {base: 45s}}}";
+    space.queue("busy", &spec.replace("WORKER", worker)).await;
     space.await_ready("busy").await;
     let redis = space.managed("busy").await;
     redis.push(LOW, 0..4).await;

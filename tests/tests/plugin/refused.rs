@@ -25,6 +25,42 @@ const VERBS: [&[&str]; 18] = [
     &["report", "NAME"],
 ];
 
+/// Everything that asks Redis and waits for its answer; `doctor` and `report` have more to say than that it is away.
+const ASKING: [&[&str]; 10] = [
+    &["stats", "hello", "--live"],
+    &["stats", "hello", "-w"],
+    &["peek", "hello"],
+    &["job", "hello", "1"],
+    &["enqueue", "hello", "--arg", "filepath=/a", "--arg", "filesize=0"],
+    &["dlq", "list", "hello"],
+    &["dlq", "show", "hello", "1"],
+    &["dlq", "requeue", "hello", "--yes"],
+    &["dlq", "purge", "hello", "--yes", "--no-archive"],
+    // Where nothing can be read nothing is archived.
+    &["dlq", "purge", "hello", "--yes", "--archive", "ARCHIVE"],
+];
+
+/// That Redis is away is told by everything that asks it.
+async fn assert_away_is_told(space: &Namespace) {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (archive, report) = (file(&directory, "letters.ndjson"), file(&directory, "report.tar.gz"));
+    let (archive, report) = (archive.to_str().expect("text"), report.to_str().expect("text"));
+    for one in ASKING {
+        let words: Vec<&str> =
+            one.iter().map(|word| if *word == "ARCHIVE" { archive } else { word }).collect();
+        let said = jobqueue(space, &words).await.failed(1);
+        assert!(said.contains("cannot reach Redis at"), "{one:?}: {said}");
+    }
+    assert!(!std::path::Path::new(archive).exists(), "nothing was archived");
+    let found = jobqueue(space, &["doctor", "hello"]).await;
+    assert!(found.code == 1 && found.out.contains("[redis]"), "{found:#?}");
+    // What else there is to know is worth a report, which says in place of the figures why they are not there.
+    jobqueue(space, &["report", "hello", "-o", report]).await.ok();
+    let why = ["-xzOf", report, "--wildcards", "*/hello/stats.error.txt"];
+    let why = run("tar", &why, None).await.expect("a file that says why");
+    assert!(why.contains("cannot reach Redis at"), "{why}");
+}
+
 fn verb(verb: &[&'static str], name: &'static str) -> Vec<&'static str> {
     verb.iter().map(|word| if *word == "NAME" { name } else { word }).collect()
 }
@@ -154,38 +190,17 @@ async fn redis_away_is_told_by_everything_that_asks_it_and_by_nothing_else() {
     space.await_condition("hello", "WorkersAvailable", "True/Available: 1 of 1").await;
     drop(redis);
     space.kubectl(&["delete", "pod", "redis", "--wait=true"]).await.expect("deleted");
-    let directory = tempfile::tempdir().expect("a directory");
-    let (archive, report) = (file(&directory, "letters.ndjson"), file(&directory, "report.tar.gz"));
-    let (archive, report) = (archive.to_str().expect("text"), report.to_str().expect("text"));
-    for one in [
-        &["peek", "hello"][..],
-        &["stats", "hello", "--live"],
-        &["stats", "hello", "-w"],
-        &["job", "hello", "1"],
-        &["dlq", "list", "hello"],
-        &["dlq", "show", "hello", "1"],
-        &["dlq", "requeue", "hello", "--yes"],
-        &["dlq", "purge", "hello", "--yes", "--no-archive"],
-        &["dlq", "purge", "hello", "--yes", "--archive", archive],
-        &["enqueue", "hello", "--arg", "filepath=/a", "--arg", "filesize=0"],
-    ] {
-        let said = jobqueue(&space, one).await.failed(1);
-        assert!(said.contains("cannot reach Redis at"), "{one:?}: {said}");
-    }
-    assert!(!std::path::Path::new(archive).exists(), "nothing was archived");
+    assert_away_is_told(&space).await;
     let worker = space.workers("hello").await.remove(0);
     let drained = jobqueue(&space, &["drain", "hello", &worker]).await;
     assert!(drained.code == 1 && drained.err.contains("cannot reach Redis at"), "{drained:#?}");
     assert_eq!(space.workers("hello").await, [worker], "it was not deleted");
-    let found = jobqueue(&space, &["doctor", "hello"]).await;
-    assert!(found.code == 1 && found.out.contains("[redis]"), "{found:#?}");
     for one in [
         &["stats", "hello"][..],
         &["list"],
         &["explain", "hello"],
         &["describe", "hello"],
         &["logs", "hello"],
-        &["report", "hello", "-o", report],
         &["pause", "hello"],
         &["resume", "hello"],
         &["scale", "hello", "1"],
@@ -203,15 +218,7 @@ async fn redis_away_is_told_also_by_a_queue_that_has_no_pods() {
     space.await_ready("hello").await;
     drop(redis);
     space.kubectl(&["delete", "pod", "redis", "--wait=true"]).await.expect("deleted");
-    for one in [
-        &["stats", "hello", "--live"][..],
-        &["peek", "hello"],
-        &["job", "hello", "1"],
-        &["dlq", "list", "hello"],
-    ] {
-        let said = jobqueue(&space, one).await.failed(1);
-        assert!(said.contains("cannot reach Redis at"), "{one:?}: {said}");
-    }
+    assert_away_is_told(&space).await;
     let admins = "jobqueue.dev/queue=hello,app.kubernetes.io/component=admin";
     patiently("no guest", async || {
         space.list("pods", admins).await.iter().all(|pod| !pod["metadata"]["deletionTimestamp"].is_null())

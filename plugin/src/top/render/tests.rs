@@ -81,6 +81,18 @@ fn everything_has_its_place_at_80x24() {
 }
 
 #[test]
+fn workers_that_drain_stand_beside_those_that_are_wanted() {
+    let mut model = model();
+    for one in &mut model.queues {
+        (one.workers_ready, one.workers_desired, one.workers_draining) = (5, 5, 3);
+    }
+    let text = screen(&model, 80, 24).join("\n");
+    assert!(text.contains("90s    2/2 (-3) "), "\n{text}");
+    let text = screen(&model, 200, 50).join("\n");
+    assert!(text.contains("90s    2/2 (3 draining)  "), "\n{text}");
+}
+
+#[test]
 fn a_large_screen_shows_more_of_each_queue() {
     let screen = screen(&model(), 200, 50);
     let text = screen.join("\n");

@@ -89,7 +89,15 @@ pub fn conditions(queue: &JobQueue) -> Vec<Finding> {
                 "jobs are gone when Redis' pod is",
                 "storage: a volume; only a new JobQueue can have another storage",
             ),
-            ("ScalingActive", "False") => ("info", "the number of workers stays as it is", "see the message"),
+            // In mode Manual it is never active, and nothing is wrong.
+            ("ScalingActive", "False") if one.reason != "Manual" => {
+                ("info", "the number of workers stays as it is", "see the message")
+            }
+            ("Reconciling", "True") => (
+                "warning",
+                "a change waits, and the queue is served as before it",
+                "none is needed: it takes place by itself; to have it sooner, do what the message says",
+            ),
             _ => continue,
         };
         let what = format!("{} ({}): {}", one.type_, one.reason, one.message);
@@ -247,6 +255,18 @@ mod tests {
             conditions(&queue(json!({}), json!({ "observedGeneration": 1, "conditions": [condition] })));
         assert_eq!(ids(&found), [("error".into(), "stalled".into())]);
         assert!(found[0].what.contains("KeyConflict") && found[0].what.contains("another serves it"));
+    }
+
+    #[test]
+    fn a_change_that_waits_is_a_warning_and_a_number_that_somebody_sets_is_nothing() {
+        let of = |kind: &str, status: &str, reason: &str| {
+            let condition = json!({ "type": kind, "status": status, "reason": reason, "message": "why", "lastTransitionTime": "2026-01-01T00:00:00Z" });
+            ids(&conditions(&queue(json!({}), json!({ "observedGeneration": 1, "conditions": [condition] }))))
+        };
+        assert_eq!(of("Reconciling", "True", "JobsLeftBehind"), [("warning".into(), "reconciling".into())]);
+        assert!(of("Reconciling", "False", "Settled").is_empty());
+        assert!(of("ScalingActive", "False", "Manual").is_empty());
+        assert_eq!(of("ScalingActive", "False", "Holding"), [("info".into(), "scalingactive".into())]);
     }
 
     #[test]
