@@ -73,7 +73,7 @@ const LOOK_AGAIN: Duration = Duration::from_secs(600);
 
 /// A single failure of the API is worth no change of a condition.
 const TOLERATED_FAILURES: u32 = 2;
-/// How long any Redis may take to answer us.
+/// How long any Redis may take to answer us, and Kubernetes where nothing depends on it.
 const ASKING: Duration = Duration::from_secs(5);
 /// What a reply of any Redis may take, and those of all Redises that the queues of a namespace name together: more than a
 /// page of jobs that are each as large as a worker takes by default (16 MiB), and a fraction of our memory. A namespace is
@@ -299,10 +299,18 @@ async fn reconcile(stored: Arc<Stored>, context: Arc<Context>) -> Result<Action,
         Err(error) if error.is_terminating() => return Ok(Action::await_change()),
         // Nothing has happened, and nobody is told.
         Err(Error::Busy) => return Ok(Action::requeue(TURN)),
+    if outcome.is_err() {
+        // Whoever pauses or scales it must not have to put right first what is wrong with it.
+        context.observer.heed(queue);
+    }
         Err(error) if error.is_passing() && context.failures(&reference) < TOLERATED_FAILURES => {
             return outcome.map(|_| Action::await_change());
+    let live;
         }
-        Err(error) => Outcome::Failed { error, queues: context.looked_at(&reference) },
+        Err(error) => {
+            live = context.workers(queue).await;
+            Outcome::Failed { error, queues: context.looked_at(&reference), live: live.as_ref() }
+        }
     };
     context.tell(queue, status::status(queue, &result, seen.as_ref(), Timestamp::now())).await?;
     if let Err(error @ Error::Waits { .. }) = &outcome {
@@ -374,6 +382,11 @@ impl Context {
             only: self.settings.redis_networks.clone(),
             largest_reply: LARGEST_REPLY,
             allowance: Some(self.allowance(&names.namespace)),
+    /// The workers of a queue that could not be reconciled; nothing when they cannot be looked at either.
+    async fn workers(&self, queue: &JobQueue) -> Option<apply::Applied> {
+        tokio::time::timeout(ASKING, self.live_workers(queue)).await.ok()?.ok()
+    }
+
         });
         // However patient the user's workers are: a Redis that hangs must not hold up the queues of others.
         for patience in [&mut target.settings.dial_timeout, &mut target.settings.read_timeout] {
@@ -417,8 +430,9 @@ impl Context {
             return self.let_go(queue, why).await;
         }
         let error = Error::stalled("InvalidSpec", format!("the spec cannot be read: {why}; change it"));
-        let status =
-            status::status(queue, &Outcome::Failed { error: &error, queues: vec![] }, None, Timestamp::now());
+        let live = self.workers(queue).await;
+        let outcome = Outcome::Failed { error: &error, queues: vec![], live: live.as_ref() };
+        let status = status::status(queue, &outcome, None, Timestamp::now());
         self.tell(queue, status).await?;
         Ok(Action::await_change())
     }

@@ -500,6 +500,22 @@ impl Observer {
 
     /// What is looked at.
     pub fn target(&self, queue: &ObjectRef<JobQueue>) -> Option<Arc<Target>> {
+    /// Takes over what the spec says of the workers that there are, when it could not be applied: whether they take jobs,
+    /// and how many there may be. Where the jobs are, and what runs them, stays as it was applied.
+    pub fn heed(&self, queue: &JobQueue) {
+        let mut state = self.state();
+        let uid = queue.uid().unwrap_or_default();
+        let watched = state.queues.get_mut(&ObjectRef::from_obj(queue));
+        // A queue that was deleted and made again under its name is another one.
+        let Some(watched) = watched.filter(|watched| watched.target.uid == uid) else { return };
+        watched.target = Arc::new(Target {
+            paused: queue.spec.paused,
+            scaling: queue.spec.scaling.clone(),
+            manual: queue.spec.replicas,
+            ..Target::clone(&watched.target)
+        });
+    }
+
         self.state().queues.get(queue).map(|watched| Arc::clone(&watched.target))
     }
 
@@ -589,6 +605,8 @@ mod tests {
             assert!(!patience.is_waiting(now + Duration::from_secs(wait)), "{wait} s");
         }
         patience.note(false, now);
+    use futures::channel::mpsc::unbounded;
+    use futures::future::FutureExt;
         assert!(!patience.is_waiting(now));
     }
 
