@@ -55,7 +55,7 @@ use crate::api::v1alpha1::JobQueue;
 use crate::health::Health;
 use crate::metrics::Metrics;
 use crate::nodes;
-use crate::observer::{Asked, Observer, Target};
+use crate::observer::{Asked, Observer, Remedy, Target};
 use crate::pods::{self, Pods};
 use crate::rescue;
 use build::{Children, is_managed};
@@ -83,11 +83,13 @@ const LARGEST_REPLY: u64 = 64 << 20;
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How often a queue whose change waits is looked at: "within half a minute" it takes place.
 const WAITING: Duration = Duration::from_secs(10);
-/// How soon a queue that has to ask a Redis is looked at again when it was not its turn.
-const TURN: Duration = Duration::from_secs(2);
-/// How often a queue whose Redis cannot be used is looked at.
+/// How often a queue is looked at whose Redis cannot be used: what is wrong may be its Secret, and nobody tells when that
+/// changes; users are promised that it is noticed within half a minute.
 const IN_TROUBLE: Duration = Duration::from_secs(20);
 /// Queues whose unknown pods are asked for at once.
+/// How rarely at most, where a Redis of the user's is just away: many queues may share it, a look asks the API server a dozen
+/// times, and all that nobody would tell of is another authority in its Secret.
+const AWAY: Duration = Duration::from_secs(300);
 const ASKED_AT_ONCE: usize = 8;
 
 /// What the operator was told at its start.
@@ -298,11 +300,7 @@ async fn reconcile(stored: Arc<Stored>, context: Arc<Context>) -> Result<Action,
         Ok((applied, queues)) => Outcome::Applied { applied, queues: queues.clone() },
         Err(error) if error.is_terminating() => return Ok(Action::await_change()),
         // Nothing has happened, and nobody is told.
-        Err(Error::Busy) => return Ok(Action::requeue(TURN)),
-    if outcome.is_err() {
-        // Whoever pauses or scales it must not have to put right first what is wrong with it.
-        context.observer.heed(queue);
-    }
+        Err(Error::Busy) => return Ok(Action::requeue(context.pace.turn())),
         Err(error) if error.is_passing() && context.failures(&reference) < TOLERATED_FAILURES => {
             return outcome.map(|_| Action::await_change());
     let live;
@@ -321,9 +319,8 @@ async fn reconcile(stored: Arc<Stored>, context: Arc<Context>) -> Result<Action,
     }
     let (applied, _) = outcome?;
     context.succeeded(&reference);
-    // What is wrong with Redis may be its Secret, and nobody tells when that changes.
-    let trouble = seen.is_some_and(|seen| seen.trouble.is_some());
-    let look_again = if trouble { IN_TROUBLE } else { LOOK_AGAIN };
+    let look_again =
+        look_again(seen.and_then(|seen| seen.trouble).map(|trouble| trouble.kind), is_managed(queue));
     Ok(Action::requeue(applied.next_look.unwrap_or(look_again).min(look_again)))
 }
 
@@ -336,6 +333,16 @@ impl Context {
         match self.settings.watched.as_slice() {
             [] => vec![None],
             some => some.iter().cloned().map(Some).collect(),
+/// When to look again at a queue that is as its spec says.
+fn look_again(trouble: Option<Remedy>, managed: bool) -> Duration {
+    match trouble {
+        None => LOOK_AGAIN,
+        // The observer tells when it answers. Not all queues of a Redis at the same moment.
+        Some(Remedy::Wait) if !managed => AWAY.mul_f64(fastrand::f64().mul_add(0.5, 0.5)),
+        Some(_) => IN_TROUBLE,
+    }
+}
+
         }
     }
 
@@ -475,4 +482,22 @@ fn on_error(stored: Arc<Stored>, error: &Error, context: Arc<Context>) -> Action
     context.metrics.reconcile_failed(error.reason());
     tracing::warn!(namespace = queue.namespace().unwrap_or_default(), jobqueue = queue.name_any(), error = %error, "Could not reconcile");
     Action::requeue(retry::retry_after(error, *count))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_redis_that_is_away_has_its_queues_looked_at_rarely_and_not_at_once() {
+        let looks: std::collections::HashSet<_> =
+            (0..20).map(|_| look_again(Some(Remedy::Wait), false)).collect();
+        assert!(looks.iter().all(|look| *look >= AWAY / 2 && *look <= AWAY) && looks.len() > 10, "{looks:?}");
+        assert_eq!(look_again(None, false), LOOK_AGAIN);
+        for (trouble, managed) in
+            [(Remedy::Credentials, false), (Remedy::Change, false), (Remedy::Wait, true)]
+        {
+            assert_eq!(look_again(Some(trouble), managed), IN_TROUBLE, "{trouble:?}");
+        }
+    }
 }
