@@ -57,6 +57,7 @@ use crate::metrics::Metrics;
 use crate::nodes;
 use crate::observer::{Asked, Observer, Remedy, Target};
 use crate::pods::{self, Pods};
+use crate::refusals::Refusals;
 use crate::rescue;
 use build::{Children, is_managed};
 pub use error::Error;
@@ -86,10 +87,10 @@ const WAITING: Duration = Duration::from_secs(10);
 /// How often a queue is looked at whose Redis cannot be used: what is wrong may be its Secret, and nobody tells when that
 /// changes; users are promised that it is noticed within half a minute.
 const IN_TROUBLE: Duration = Duration::from_secs(20);
-/// Queues whose unknown pods are asked for at once.
 /// How rarely at most, where a Redis of the user's is just away: many queues may share it, a look asks the API server a dozen
 /// times, and all that nobody would tell of is another authority in its Secret.
 const AWAY: Duration = Duration::from_secs(300);
+/// Queues whose unknown pods are asked for at once.
 const ASKED_AT_ONCE: usize = 8;
 
 /// What the operator was told at its start.
@@ -248,6 +249,7 @@ async fn controller(
     let ours = watcher::Config::default().labels(&format!("app.kubernetes.io/managed-by={MANAGED_BY}"));
     let settings =
         controller::Config::default().concurrency(pace::AT_ONCE).debounce(Duration::from_millis(100));
+    let mut refusals = Refusals::default();
     Controller::new(api::<Stored>(client, space), watcher::Config::default().any_semantic())
         .with_config(settings)
         .owns(api::<Deployment>(client, space), ours.clone())
@@ -266,6 +268,9 @@ async fn controller(
                 Err(controller::Error::ObjectNotFound(gone)) => {
                     let namespace = gone.namespace.as_deref().unwrap_or_default();
                     context.forget(&ObjectRef::new(&gone.name).within(namespace));
+                }
+                Err(controller::Error::QueueError(error)) => {
+                    refusals.note("queues", "changes are noticed late, or never", &error);
                 }
                 Err(error) => tracing::debug!(error = %error, "Reconcile ended early"),
                 Ok(_) => {}
@@ -294,8 +299,13 @@ async fn reconcile(stored: Arc<Stored>, context: Arc<Context>) -> Result<Action,
         Ok(outcome) => outcome,
         Err(_) => Err(Error::Late),
     };
+    if outcome.is_err() {
+        // Whoever pauses or scales it must not have to put right first what is wrong with it.
+        context.observer.heed(queue);
+    }
     let reference = ObjectRef::from_obj(queue);
     let seen = context.observer.seen(&reference);
+    let live;
     let result = match &outcome {
         Ok((applied, queues)) => Outcome::Applied { applied, queues: queues.clone() },
         Err(error) if error.is_terminating() => return Ok(Action::await_change()),
@@ -303,7 +313,6 @@ async fn reconcile(stored: Arc<Stored>, context: Arc<Context>) -> Result<Action,
         Err(Error::Busy) => return Ok(Action::requeue(context.pace.turn())),
         Err(error) if error.is_passing() && context.failures(&reference) < TOLERATED_FAILURES => {
             return outcome.map(|_| Action::await_change());
-    let live;
         }
         Err(error) => {
             live = context.workers(queue).await;
@@ -324,15 +333,6 @@ async fn reconcile(stored: Arc<Stored>, context: Arc<Context>) -> Result<Action,
     Ok(Action::requeue(applied.next_look.unwrap_or(look_again).min(look_again)))
 }
 
-/// Name and key of each queue, in the order of priority.
-type Queues = Vec<(String, String)>;
-
-impl Context {
-    /// The namespaces to look after; `None`: all of them in one.
-    fn spaces(&self) -> Vec<Option<String>> {
-        match self.settings.watched.as_slice() {
-            [] => vec![None],
-            some => some.iter().cloned().map(Some).collect(),
 /// When to look again at a queue that is as its spec says.
 fn look_again(trouble: Option<Remedy>, managed: bool) -> Duration {
     match trouble {
@@ -343,6 +343,15 @@ fn look_again(trouble: Option<Remedy>, managed: bool) -> Duration {
     }
 }
 
+/// Name and key of each queue, in the order of priority.
+type Queues = Vec<(String, String)>;
+
+impl Context {
+    /// The namespaces to look after; `None`: all of them in one.
+    fn spaces(&self) -> Vec<Option<String>> {
+        match self.settings.watched.as_slice() {
+            [] => vec![None],
+            some => some.iter().cloned().map(Some).collect(),
         }
     }
 
@@ -373,6 +382,11 @@ fn look_again(trouble: Option<Remedy>, managed: bool) -> Duration {
         Ok((applied, queues))
     }
 
+    /// The workers of a queue that could not be reconciled; nothing when they cannot be looked at either.
+    async fn workers(&self, queue: &JobQueue) -> Option<apply::Applied> {
+        tokio::time::timeout(ASKING, self.live_workers(queue)).await.ok()?.ok()
+    }
+
     /// The queues that the observer looks at, which are not those of a spec that could not be applied.
     fn looked_at(&self, queue: &ObjectRef<JobQueue>) -> Queues {
         self.observer.target(queue).map(|target| queues_of(&target)).unwrap_or_default()
@@ -389,11 +403,6 @@ fn look_again(trouble: Option<Remedy>, managed: bool) -> Duration {
             only: self.settings.redis_networks.clone(),
             largest_reply: LARGEST_REPLY,
             allowance: Some(self.allowance(&names.namespace)),
-    /// The workers of a queue that could not be reconciled; nothing when they cannot be looked at either.
-    async fn workers(&self, queue: &JobQueue) -> Option<apply::Applied> {
-        tokio::time::timeout(ASKING, self.live_workers(queue)).await.ok()?.ok()
-    }
-
         });
         // However patient the user's workers are: a Redis that hangs must not hold up the queues of others.
         for patience in [&mut target.settings.dial_timeout, &mut target.settings.read_timeout] {
