@@ -143,7 +143,7 @@ impl Target {
             concurrency: config.worker.count,
             owner,
             paused: queue.spec.paused,
-            grace: queue.spec.worker.grace(),
+            grace: queue.spec.grace(),
             scaling: queue.spec.scaling.clone(),
             manual: queue.spec.replicas,
             asked,
@@ -500,20 +500,6 @@ impl Observer {
         });
     }
 
-    /// Looks at this queue no more.
-    pub fn forget(&self, queue: &ObjectRef<JobQueue>) {
-        let mut state = self.state();
-        state.queues.remove(queue);
-        state.deaths.remove(queue);
-    }
-
-    /// Whether the queue's keys are known to be its own.
-    pub fn owns(&self, queue: &ObjectRef<JobQueue>) -> bool {
-        self.state().queues.get(queue).is_some_and(Watched::owns)
-    }
-
-    /// What is looked at.
-    pub fn target(&self, queue: &ObjectRef<JobQueue>) -> Option<Arc<Target>> {
     /// Takes over what the spec says of the workers that there are, when it could not be applied: whether they take jobs,
     /// and how many there may be. Where the jobs are, and what runs them, stays as it was applied.
     pub fn heed(&self, queue: &JobQueue) {
@@ -530,6 +516,20 @@ impl Observer {
         });
     }
 
+    /// Looks at this queue no more.
+    pub fn forget(&self, queue: &ObjectRef<JobQueue>) {
+        let mut state = self.state();
+        state.queues.remove(queue);
+        state.deaths.remove(queue);
+    }
+
+    /// Whether the queue's keys are known to be its own.
+    pub fn owns(&self, queue: &ObjectRef<JobQueue>) -> bool {
+        self.state().queues.get(queue).is_some_and(Watched::owns)
+    }
+
+    /// What is looked at.
+    pub fn target(&self, queue: &ObjectRef<JobQueue>) -> Option<Arc<Target>> {
         self.state().queues.get(queue).map(|watched| Arc::clone(&watched.target))
     }
 
@@ -605,12 +605,14 @@ impl Observer {
 
 #[cfg(test)]
 mod tests {
+    use futures::channel::mpsc::unbounded;
+    use futures::future::FutureExt;
     use serde_json::json;
 
     use super::*;
+    use crate::autoscaler::Inputs;
 
     #[test]
-    use crate::autoscaler::Inputs;
     fn what_could_not_be_done_is_wished_for_less_and_less_often() {
         let (mut patience, now) = (Patience::default(), Instant::now());
         assert!(!patience.is_waiting(now));
@@ -620,8 +622,6 @@ mod tests {
             assert!(!patience.is_waiting(now + Duration::from_secs(wait)), "{wait} s");
         }
         patience.note(false, now);
-    use futures::channel::mpsc::unbounded;
-    use futures::future::FutureExt;
         assert!(!patience.is_waiting(now));
     }
 
