@@ -55,8 +55,9 @@ use crate::api::v1alpha1::JobQueue;
 use crate::health::Health;
 use crate::metrics::Metrics;
 use crate::nodes;
-use crate::observer::{Asked, Observer, Target};
+use crate::observer::{Asked, Observer, Remedy, Target};
 use crate::pods::{self, Pods};
+use crate::refusals::Refusals;
 use crate::rescue;
 use build::{Children, is_managed};
 pub use error::Error;
@@ -73,7 +74,7 @@ const LOOK_AGAIN: Duration = Duration::from_secs(600);
 
 /// A single failure of the API is worth no change of a condition.
 const TOLERATED_FAILURES: u32 = 2;
-/// How long any Redis may take to answer us.
+/// How long any Redis may take to answer us, and Kubernetes where nothing depends on it.
 const ASKING: Duration = Duration::from_secs(5);
 /// What a reply of any Redis may take, and those of all Redises that the queues of a namespace name together: more than a
 /// page of jobs that are each as large as a worker takes by default (16 MiB), and a fraction of our memory. A namespace is
@@ -83,10 +84,12 @@ const LARGEST_REPLY: u64 = 64 << 20;
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How often a queue whose change waits is looked at: "within half a minute" it takes place.
 const WAITING: Duration = Duration::from_secs(10);
-/// How soon a queue that has to ask a Redis is looked at again when it was not its turn.
-const TURN: Duration = Duration::from_secs(2);
-/// How often a queue whose Redis cannot be used is looked at.
+/// How often a queue is looked at whose Redis cannot be used: what is wrong may be its Secret, and nobody tells when that
+/// changes; users are promised that it is noticed within half a minute.
 const IN_TROUBLE: Duration = Duration::from_secs(20);
+/// How rarely at most, where a Redis of the user's is just away: many queues may share it, a look asks the API server a dozen
+/// times, and all that nobody would tell of is another authority in its Secret.
+const AWAY: Duration = Duration::from_secs(300);
 /// Queues whose unknown pods are asked for at once.
 const ASKED_AT_ONCE: usize = 8;
 
@@ -246,6 +249,7 @@ async fn controller(
     let ours = watcher::Config::default().labels(&format!("app.kubernetes.io/managed-by={MANAGED_BY}"));
     let settings =
         controller::Config::default().concurrency(pace::AT_ONCE).debounce(Duration::from_millis(100));
+    let mut refusals = Refusals::default();
     Controller::new(api::<Stored>(client, space), watcher::Config::default().any_semantic())
         .with_config(settings)
         .owns(api::<Deployment>(client, space), ours.clone())
@@ -264,6 +268,9 @@ async fn controller(
                 Err(controller::Error::ObjectNotFound(gone)) => {
                     let namespace = gone.namespace.as_deref().unwrap_or_default();
                     context.forget(&ObjectRef::new(&gone.name).within(namespace));
+                }
+                Err(controller::Error::QueueError(error)) => {
+                    refusals.note("queues", "changes are noticed late, or never", &error);
                 }
                 Err(error) => tracing::debug!(error = %error, "Reconcile ended early"),
                 Ok(_) => {}
@@ -292,17 +299,25 @@ async fn reconcile(stored: Arc<Stored>, context: Arc<Context>) -> Result<Action,
         Ok(outcome) => outcome,
         Err(_) => Err(Error::Late),
     };
+    if outcome.is_err() {
+        // Whoever pauses or scales it must not have to put right first what is wrong with it.
+        context.observer.heed(queue);
+    }
     let reference = ObjectRef::from_obj(queue);
     let seen = context.observer.seen(&reference);
+    let live;
     let result = match &outcome {
         Ok((applied, queues)) => Outcome::Applied { applied, queues: queues.clone() },
         Err(error) if error.is_terminating() => return Ok(Action::await_change()),
         // Nothing has happened, and nobody is told.
-        Err(Error::Busy) => return Ok(Action::requeue(TURN)),
+        Err(Error::Busy) => return Ok(Action::requeue(context.pace.turn())),
         Err(error) if error.is_passing() && context.failures(&reference) < TOLERATED_FAILURES => {
             return outcome.map(|_| Action::await_change());
         }
-        Err(error) => Outcome::Failed { error, queues: context.looked_at(&reference) },
+        Err(error) => {
+            live = context.workers(queue).await;
+            Outcome::Failed { error, queues: context.looked_at(&reference), live: live.as_ref() }
+        }
     };
     context.tell(queue, status::status(queue, &result, seen.as_ref(), Timestamp::now())).await?;
     if let Err(error @ Error::Waits { .. }) = &outcome {
@@ -313,10 +328,19 @@ async fn reconcile(stored: Arc<Stored>, context: Arc<Context>) -> Result<Action,
     }
     let (applied, _) = outcome?;
     context.succeeded(&reference);
-    // What is wrong with Redis may be its Secret, and nobody tells when that changes.
-    let trouble = seen.is_some_and(|seen| seen.trouble.is_some());
-    let look_again = if trouble { IN_TROUBLE } else { LOOK_AGAIN };
+    let look_again =
+        look_again(seen.and_then(|seen| seen.trouble).map(|trouble| trouble.kind), is_managed(queue));
     Ok(Action::requeue(applied.next_look.unwrap_or(look_again).min(look_again)))
+}
+
+/// When to look again at a queue that is as its spec says.
+fn look_again(trouble: Option<Remedy>, managed: bool) -> Duration {
+    match trouble {
+        None => LOOK_AGAIN,
+        // The observer tells when it answers. Not all queues of a Redis at the same moment.
+        Some(Remedy::Wait) if !managed => AWAY.mul_f64(fastrand::f64().mul_add(0.5, 0.5)),
+        Some(_) => IN_TROUBLE,
+    }
 }
 
 /// Name and key of each queue, in the order of priority.
@@ -356,6 +380,11 @@ impl Context {
             applied.next_look = [applied.next_look, due].into_iter().flatten().min();
         }
         Ok((applied, queues))
+    }
+
+    /// The workers of a queue that could not be reconciled; nothing when they cannot be looked at either.
+    async fn workers(&self, queue: &JobQueue) -> Option<apply::Applied> {
+        tokio::time::timeout(ASKING, self.live_workers(queue)).await.ok()?.ok()
     }
 
     /// The queues that the observer looks at, which are not those of a spec that could not be applied.
@@ -417,8 +446,9 @@ impl Context {
             return self.let_go(queue, why).await;
         }
         let error = Error::stalled("InvalidSpec", format!("the spec cannot be read: {why}; change it"));
-        let status =
-            status::status(queue, &Outcome::Failed { error: &error, queues: vec![] }, None, Timestamp::now());
+        let live = self.workers(queue).await;
+        let outcome = Outcome::Failed { error: &error, queues: vec![], live: live.as_ref() };
+        let status = status::status(queue, &outcome, None, Timestamp::now());
         self.tell(queue, status).await?;
         Ok(Action::await_change())
     }
@@ -461,4 +491,22 @@ fn on_error(stored: Arc<Stored>, error: &Error, context: Arc<Context>) -> Action
     context.metrics.reconcile_failed(error.reason());
     tracing::warn!(namespace = queue.namespace().unwrap_or_default(), jobqueue = queue.name_any(), error = %error, "Could not reconcile");
     Action::requeue(retry::retry_after(error, *count))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_redis_that_is_away_has_its_queues_looked_at_rarely_and_not_at_once() {
+        let looks: std::collections::HashSet<_> =
+            (0..20).map(|_| look_again(Some(Remedy::Wait), false)).collect();
+        assert!(looks.iter().all(|look| *look >= AWAY / 2 && *look <= AWAY) && looks.len() > 10, "{looks:?}");
+        assert_eq!(look_again(None, false), LOOK_AGAIN);
+        for (trouble, managed) in
+            [(Remedy::Credentials, false), (Remedy::Change, false), (Remedy::Wait, true)]
+        {
+            assert_eq!(look_again(Some(trouble), managed), IN_TROUBLE, "{trouble:?}");
+        }
+    }
 }

@@ -20,6 +20,7 @@ pub mod metrics;
 pub mod nodes;
 pub mod observer;
 pub mod pods;
+pub mod refusals;
 pub mod rescue;
 pub mod server;
 pub mod telemetry;

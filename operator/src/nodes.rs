@@ -12,6 +12,7 @@ use kube::{Api, Client, ResourceExt};
 use serde::{Deserialize, Serialize};
 
 use crate::pods::{PodCondition, Pods};
+use crate::refusals::Refusals;
 use crate::rescue::{self, Death};
 
 /// What an administrator says of a node that is certainly down.
@@ -95,7 +96,7 @@ pub async fn watch(client: Client, pods: Pods, deaths: UnboundedSender<Death>) {
     let api: Api<Node> = Api::all_with(client, &resource());
     let mut events =
         watcher(api.clone(), watcher::Config::default().page_size(500)).default_backoff().boxed();
-    let (mut known, mut listed) = (HashSet::new(), HashSet::new());
+    let (mut known, mut listed, mut refusals) = (HashSet::new(), HashSet::new(), Refusals::default());
     while let Some(event) = events.next().await {
         let mut gone = Vec::new();
         match event {
@@ -121,7 +122,9 @@ pub async fn watch(client: Client, pods: Pods, deaths: UnboundedSender<Death>) {
                 known.remove(&node.name_any());
                 gone.push(node.name_any());
             }
-            Err(error) => tracing::debug!(error = %error, "Could not watch the nodes"),
+            Err(error) => {
+                refusals.note("nodes", "jobs of a node that is lost wait for the heartbeat", &error);
+            }
         }
         for node in gone {
             tokio::spawn(confirm(api.clone(), node, pods.clone(), deaths.clone()));

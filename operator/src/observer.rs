@@ -143,7 +143,7 @@ impl Target {
             concurrency: config.worker.count,
             owner,
             paused: queue.spec.paused,
-            grace: queue.spec.worker.grace(),
+            grace: queue.spec.grace(),
             scaling: queue.spec.scaling.clone(),
             manual: queue.spec.replicas,
             asked,
@@ -270,8 +270,22 @@ pub struct Scale {
     pub from: Asked,
     /// To how many, and why.
     pub decision: Decision,
+    /// When the look began that it was decided by. What that saw of the workers does not stay so for long.
+    pub decided: Instant,
     /// The uids of the pods that may go for it; `None`: whoever is there.
     pub going: Option<Vec<String>>,
+}
+
+/// Fewer workers are asked for this long after the look that found them at rest, and no longer. What these were told holds for
+/// a minute at least, has to hold until they are gone, and is not said again while the wish is under way.
+const FRESH: Duration = Duration::from_secs(30);
+
+impl Scale {
+    /// Whether it asks for fewer workers by a look that is too old: some of those that were found at rest may have taken jobs
+    /// since. The next look decides anew.
+    pub fn is_stale(&self, now: Instant) -> bool {
+        self.decision.replicas < self.from.replicas && now.duration_since(self.decided) > FRESH
+    }
 }
 
 /// What came of a wish.
@@ -486,6 +500,22 @@ impl Observer {
         });
     }
 
+    /// Takes over what the spec says of the workers that there are, when it could not be applied: whether they take jobs,
+    /// and how many there may be. Where the jobs are, and what runs them, stays as it was applied.
+    pub fn heed(&self, queue: &JobQueue) {
+        let mut state = self.state();
+        let uid = queue.uid().unwrap_or_default();
+        let watched = state.queues.get_mut(&ObjectRef::from_obj(queue));
+        // A queue that was deleted and made again under its name is another one.
+        let Some(watched) = watched.filter(|watched| watched.target.uid == uid) else { return };
+        watched.target = Arc::new(Target {
+            paused: queue.spec.paused,
+            scaling: queue.spec.scaling.clone(),
+            manual: queue.spec.replicas,
+            ..Target::clone(&watched.target)
+        });
+    }
+
     /// Looks at this queue no more.
     pub fn forget(&self, queue: &ObjectRef<JobQueue>) {
         let mut state = self.state();
@@ -575,9 +605,12 @@ impl Observer {
 
 #[cfg(test)]
 mod tests {
+    use futures::channel::mpsc::unbounded;
+    use futures::future::FutureExt;
     use serde_json::json;
 
     use super::*;
+    use crate::autoscaler::Inputs;
 
     #[test]
     fn what_could_not_be_done_is_wished_for_less_and_less_often() {
@@ -590,6 +623,43 @@ mod tests {
         }
         patience.note(false, now);
         assert!(!patience.is_waiting(now));
+    }
+
+    #[test]
+    fn a_number_of_workers_is_good_for_a_while_when_it_is_a_smaller_one() {
+        let decided = Instant::now();
+        for (from, to, seconds, stale) in
+            [(3, 1, 0, false), (3, 1, 30, false), (3, 1, 31, true), (3, 0, 300, true), (1, 3, 300, false)]
+        {
+            let from = Asked { replicas: from, ..Asked::default() };
+            let decision = Decision { replicas: to, reason: "jobs".into(), inputs: Inputs::default() };
+            let scale = Scale { from, decision, decided, going: None };
+            assert_eq!(scale.is_stale(decided + Duration::from_secs(seconds)), stale, "{scale:?}");
+        }
+    }
+
+    #[test]
+    fn a_queue_that_cannot_be_applied_is_paused_and_scaled_all_the_same() {
+        let queue = |uid: &str, spec: serde_json::Value| {
+            let mut queue = JobQueue::new("orders", serde_json::from_value(spec).unwrap());
+            queue.metadata.uid = Some(uid.into());
+            queue
+        };
+        let observer = Observer::new(unbounded().0, unbounded().0, unbounded().0, Pods::default(), |_| {
+            async { false }.boxed()
+        });
+        let (config, before) = (Config::from_value(json!({})).unwrap().config, queue("u", json!({})));
+        let target = Target::new(&config, &before, "c/n/orders/u".into(), Asked::default());
+        let reference = ObjectRef::from_obj(&before);
+        observer.state().queues.insert(reference.clone(), Watched::new(target));
+        let changed =
+            json!({ "paused": true, "replicas": 7, "scaling": { "mode": "Manual", "maxReplicas": 9 } });
+        observer.heed(&queue("another", changed.clone()));
+        assert!(!observer.target(&reference).unwrap().paused, "it has the same name, and that is all");
+        observer.heed(&queue("u", changed));
+        let now = observer.target(&reference).unwrap();
+        assert_eq!((now.paused, now.manual, now.scaling.max_replicas), (true, Some(7), 9));
+        assert_eq!(now.scaling.mode, crate::api::v1alpha1::ScalingMode::Manual);
     }
 
     #[test]

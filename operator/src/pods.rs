@@ -18,6 +18,7 @@ use crate::api::v1alpha1::JobQueue;
 use crate::controller::{MANAGED_BY, QUEUE_LABEL};
 use crate::drain::{COST, DRAINING, TEMPLATE};
 use crate::nodes::Standing;
+use crate::refusals::Refusals;
 use crate::rescue::{self, Death};
 
 /// For this long something may be learnt about pods that are gone; then the heartbeat has told it anyway.
@@ -279,7 +280,7 @@ pub async fn watch(client: Client, space: Option<String>, pods: Pods, deaths: Un
     let ours = format!("app.kubernetes.io/managed-by={MANAGED_BY},app.kubernetes.io/component=worker");
     let config = watcher::Config::default().labels(&ours).page_size(500);
     let mut events = watcher(api, config).default_backoff().boxed();
-    let mut listed = HashSet::new();
+    let (mut listed, mut refusals) = (HashSet::new(), Refusals::default());
     while let Some(event) = events.next().await {
         match event {
             Ok(Event::Init) => listed.clear(),
@@ -299,7 +300,11 @@ pub async fn watch(client: Client, space: Option<String>, pods: Pods, deaths: Un
             }
             Ok(Event::Apply(pod)) => applied(&pods, pod, &deaths, 0),
             Ok(Event::Delete(pod)) => removed(&client, &pods, &trimmed(pod), &deaths),
-            Err(error) => tracing::debug!(error = %error, "Could not watch the worker pods"),
+            Err(error) => refusals.note(
+                "worker pods",
+                "workers never scale in, and jobs of dead ones wait for the heartbeat",
+                &error,
+            ),
         }
     }
 }

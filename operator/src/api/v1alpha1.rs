@@ -7,6 +7,7 @@ mod async_jobs;
 mod redis;
 mod scaling;
 mod status;
+mod times;
 mod worker;
 
 use std::collections::BTreeMap;

@@ -102,6 +102,16 @@ impl Context {
         Ok(Applied { worker, redis, obstacle, waits_to_roll, next_look })
     }
 
+    /// The workers as they are, when nothing was applied to them.
+    pub async fn live_workers(&self, queue: &JobQueue) -> Result<Applied, Error> {
+        let name = Names::of(queue).part("worker");
+        let live = self.dynamic(&DEPLOYMENT, queue).get_opt(&name).await?;
+        let worker = live.and_then(|live| serde_json::to_value(live).ok());
+        let starting = worker.as_ref().is_some_and(|live| Rollout::of(live).is_starting());
+        let obstacle = if starting { self.obstacle(queue).await? } else { None };
+        Ok(Applied { worker, obstacle, ..Applied::default() })
+    }
+
     /// What the pods say when fewer of them are ready than wanted.
     async fn obstacle(&self, queue: &JobQueue) -> Result<Option<String>, Error> {
         let labels = Names::of(queue).selector("worker");

@@ -82,6 +82,8 @@ fn tree(queue: &JobQueue, resolved: &Resolved) -> Value {
     }
     tree.take("worker", worker, &["image", "concurrency", "handler", "app", "template", "resources"]);
     tree.set("worker.count", worker.concurrency);
+    let drain_timeout = queue.spec.drain_timeout();
+    tree.set("worker.drain_timeout", Duration::from(drain_timeout));
     handler(&mut tree, queue, resolved);
     if !queues.is_empty() {
         tree.set("worker.priorities", queues.iter().map(|queue| &queue.name).collect::<Vec<_>>());
@@ -106,8 +108,7 @@ fn tree(queue: &JobQueue, resolved: &Resolved) -> Value {
         tree.take("api", api, &["replicas", "token_secret_ref", "resources", "template"]);
         tree.set("api.port", API_PORT);
         if api.drain_delay.is_none() {
-            let half = worker.drain_timeout.get() / 2;
-            tree.set("api.drain_delay", Duration::from(half.min(DRAIN_DELAY)));
+            tree.set("api.drain_delay", Duration::from((drain_timeout / 2).min(DRAIN_DELAY)));
         }
         if api.token_secret_ref.is_some() {
             tree.set("api.token_file", format!("{API_SECRET_DIR}/tokens"));

@@ -107,11 +107,12 @@ impl Context {
         if left == Left::Nothing || queue.annotations().get(LEAVE) == Some(&left.word()) {
             return Ok(());
         }
+        // Before the API server is asked for what it takes: who has no turn comes back, and would ask again.
+        let _turn = self.pace.ask().ok_or(Error::Busy)?;
         let Some(before) = self.before(queue, &now, then, resolved, live).await? else {
             // It is put right, or its change was interrupted.
             return Ok(());
         };
-        let _turn = self.pace.ask().ok_or(Error::Busy)?;
         if matches!(left, Left::Redis(_)) {
             let after = self.target(queue, then, resolved.redis_secret.as_ref(), before.asked.clone());
             if is_same(&after).await.unwrap_or(false) {

@@ -12,12 +12,17 @@ const BURST: u32 = 50;
 pub const AT_ONCE: u16 = 8;
 /// Of those, which may be waiting for a Redis that does not answer: the others have nothing to do with it.
 const ASKING: usize = 2;
+/// Looks a second, of those that had to go without asking their Redis: each asks the API server again for what it had.
+const TURNS: u32 = 4;
+/// The first of them comes back after this long.
+const FIRST_TURN: Duration = Duration::from_secs(1);
 
 /// The pace of all changes.
 pub struct Pace {
     slots: Semaphore,
     asking: Semaphore,
     bucket: Mutex<Bucket>,
+    turns: Mutex<Bucket>,
 }
 
 impl Default for Pace {
@@ -25,7 +30,8 @@ impl Default for Pace {
         Self {
             slots: Semaphore::new(usize::from(AT_ONCE)),
             asking: Semaphore::new(ASKING),
-            bucket: Mutex::new(Bucket { full_at: Instant::now() }),
+            bucket: Mutex::new(Bucket::new(RATE, BURST)),
+            turns: Mutex::new(Bucket::new(TURNS, 0)),
         }
     }
 }
@@ -42,25 +48,41 @@ impl Pace {
         self.asking.try_acquire().ok()
     }
 
+    /// When to come back, for one that found no place to ask its Redis: however many there are, one after the other.
+    pub fn turn(&self) -> Duration {
+        FIRST_TURN + take(&self.turns)
+    }
+
     /// Waits until a write is in order.
     pub async fn write(&self) {
-        let wait = self.bucket.lock().unwrap_or_else(PoisonError::into_inner).take(Instant::now());
-        tokio::time::sleep(wait).await;
+        tokio::time::sleep(take(&self.bucket)).await;
     }
 }
 
-/// Tokens that come back with time: full with [`BURST`] of them.
+fn take(bucket: &Mutex<Bucket>) -> Duration {
+    bucket.lock().unwrap_or_else(PoisonError::into_inner).take(Instant::now())
+}
+
+/// Tokens that come back with time.
 struct Bucket {
+    /// How long each of them takes.
+    each: Duration,
+    /// How many there are after a rest.
+    burst: u32,
     /// When it will be full again.
     full_at: Instant,
 }
 
 impl Bucket {
+    /// A full one, of so many tokens a second.
+    fn new(rate: u32, burst: u32) -> Self {
+        Self { each: Duration::from_secs(1) / rate, burst, full_at: Instant::now() }
+    }
+
     /// Takes a token; how long to wait before it is used.
     fn take(&mut self, now: Instant) -> Duration {
-        let each = Duration::from_secs(1) / RATE;
-        self.full_at = self.full_at.max(now) + each;
-        self.full_at.duration_since(now).saturating_sub(each * BURST)
+        self.full_at = self.full_at.max(now) + self.each;
+        self.full_at.duration_since(now).saturating_sub(self.each * self.burst)
     }
 }
 
@@ -80,9 +102,17 @@ mod tests {
     }
 
     #[test]
+    fn those_that_find_no_place_to_ask_come_back_one_after_the_other() {
+        let pace = Pace::default();
+        let turns: Vec<_> = (0..100).map(|_| pace.turn()).collect();
+        assert!(turns[0] <= Duration::from_secs(2), "{turns:?}");
+        assert!(turns[99] >= Duration::from_secs(99 / u64::from(TURNS)), "{turns:?}");
+    }
+
+    #[test]
     fn a_burst_is_let_through_and_then_one_write_after_the_other() {
-        let now = Instant::now();
-        let mut bucket = Bucket { full_at: now };
+        let mut bucket = Bucket::new(RATE, BURST);
+        let now = bucket.full_at;
         for _ in 0..BURST {
             assert_eq!(bucket.take(now), Duration::ZERO);
         }

@@ -1,6 +1,6 @@
 //! Carries out what the observer wishes for: more workers at once, fewer only as it was planned.
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use futures::channel::mpsc::UnboundedReceiver;
@@ -62,8 +62,9 @@ impl Context {
         // The number first: whatever it is, `change` looks at the marks that are there, and more workers must not wait for
         // a pod that somebody does not let us write to.
         let mut carried = match &wish.scale {
-            Some(scale) => self.change(&queue, scale).await?,
-            None => Carried::default(),
+            // Wishes wait for each other, for minutes when Kubernetes is slow.
+            Some(scale) if !scale.is_stale(Instant::now()) => self.change(&queue, scale).await?,
+            _ => Carried::default(),
         };
         let mut draining = 0_u32;
         for (pod, mark) in &wish.marks {

@@ -31,6 +31,8 @@ pub enum Outcome<'a> {
         error: &'a Error,
         /// Name and key of each queue that is looked at meanwhile.
         queues: Vec<(String, String)>,
+        /// The workers that go on; `None`: they could not be looked at.
+        live: Option<&'a Applied>,
     },
 }
 
@@ -54,29 +56,38 @@ pub fn status(
     let mut status = JobQueueStatus { observed_generation: Some(generation), ..earlier.clone() };
     let findings = match outcome {
         Outcome::Applied { applied, queues } => {
-            let worker = applied.worker.as_ref();
-            let count = |path: &str| worker.and_then(|live| live.pointer(path)?.as_i64()).unwrap_or(0);
-            let small = |number: i64| i32::try_from(number).unwrap_or(i32::MAX);
-            let (desired, ready) = (small(count("/spec/replicas")), small(count("/status/readyReplicas")));
-            status.replicas = small(count("/status/replicas"));
-            status.selector = Some(selector(queue));
-            let draining = seen.map_or(0, |seen| seen.draining).min(desired);
-            status.workers =
-                WorkersStatus { desired, ready, draining, summary: summary(desired, ready, draining) };
+            counted(&mut status, queue, applied, seen);
             if let Some(seen) = seen.filter(|seen| seen.trouble.is_none()) {
                 figures(&mut status, queues, seen);
             }
             findings(queue, &status, applied, seen)
         }
-        Outcome::Failed { error, queues } => {
+        Outcome::Failed { error, queues, live } => {
+            // One that was never applied has none to speak of.
+            let live = live.filter(|live| live.worker.is_some() || earlier.selector.is_some());
+            if let Some(live) = live {
+                counted(&mut status, queue, live, seen);
+            }
             if let Some(seen) = seen.filter(|seen| seen.trouble.is_none()) {
                 figures(&mut status, queues, seen);
             }
-            failed(queue, &status, error, seen)
+            failed(queue, &status, error, live, seen)
         }
     };
     status.conditions = merge(&earlier.conditions, &findings, generation, now);
     status
+}
+
+/// How many workers there are. Before the first look nobody knows anew how many of them drain.
+fn counted(status: &mut JobQueueStatus, queue: &JobQueue, applied: &Applied, seen: Option<&Observation>) {
+    let worker = applied.worker.as_ref();
+    let count = |path: &str| worker.and_then(|live| live.pointer(path)?.as_i64()).unwrap_or(0);
+    let small = |number: i64| i32::try_from(number).unwrap_or(i32::MAX);
+    let (desired, ready) = (small(count("/spec/replicas")), small(count("/status/readyReplicas")));
+    status.replicas = small(count("/status/replicas"));
+    status.selector = Some(selector(queue));
+    let draining = seen.map_or(status.workers.draining, |seen| seen.draining).min(desired);
+    status.workers = WorkersStatus { desired, ready, draining, summary: summary(desired, ready, draining) };
 }
 
 /// What selects the worker pods, as text.
@@ -359,6 +370,7 @@ fn failed(
     queue: &JobQueue,
     status: &JobQueueStatus,
     error: &Error,
+    live: Option<&Applied>,
     seen: Option<&Observation>,
 ) -> Vec<Finding> {
     let earlier = |kind: &str| status.conditions.iter().find(|old| old.type_ == kind);
@@ -382,6 +394,9 @@ fn failed(
     for kind in [REDIS_REACHABLE, DURABLE, WORKERS_AVAILABLE, SCALING_ACTIVE, HANDLER_HEALTHY] {
         match kind {
             REDIS_REACHABLE if seen.is_some() => findings.push(redis.clone()),
+            WORKERS_AVAILABLE if live.is_some() => {
+                findings.extend(live.map(|live| workers(live, &status.workers)));
+            }
             SCALING_ACTIVE if seen.is_some() => findings.push(scaling(queue, seen)),
             HANDLER_HEALTHY if seen.is_some() => findings.push(handler(status, seen)),
             kind if earlier(kind).is_some() => findings.push(again(kind, earlier(kind))),
@@ -518,7 +533,7 @@ mod tests {
     fn what_takes_place_by_itself_stalls_nothing() {
         let error = Error::Waits { reason: "JobsLeftBehind", message: "3 jobs".into() };
         let queue = JobQueue::new("orders", serde_json::from_value(serde_json::json!({})).unwrap());
-        let outcome = Outcome::Failed { error: &error, queues: vec![] };
+        let outcome = Outcome::Failed { error: &error, queues: vec![], live: None };
         let status = status(&queue, &outcome, None, Timestamp::UNIX_EPOCH);
         let kinds: Vec<_> =
             status.conditions.iter().map(|one| (one.type_.as_str(), one.status.as_str())).collect();
@@ -527,13 +542,28 @@ mod tests {
 
     /// What becomes of a queue with two workers that was ready, when this happens; with what was seen since.
     fn after(error: &Error, seen: Option<&Observation>) -> JobQueueStatus {
-        let worker = serde_json::json!({ "spec": { "replicas": 2 }, "status": { "readyReplicas": 2 } });
-        let applied = Applied { worker: Some(worker), ..Applied::default() };
+        followed_by(error, None, seen)
+    }
+
+    /// The same, when these are its workers (asked for, ready) now.
+    fn followed_by(error: &Error, now: Option<(i32, i32)>, seen: Option<&Observation>) -> JobQueueStatus {
+        let with = |(asked, ready): (i32, i32)| {
+            let worker = serde_json::json!({ "spec": { "replicas": asked }, "status": { "replicas": asked, "readyReplicas": ready } });
+            Applied { worker: Some(worker), ..Applied::default() }
+        };
+        let applied = with((2, 2));
         let queues = vec![("low".to_owned(), "k".to_owned())];
         let outcome = Outcome::Applied { applied: &applied, queues: queues.clone() };
         let mut queue = JobQueue::new("orders", serde_json::from_value(serde_json::json!({})).unwrap());
         queue.status = Some(status(&queue, &outcome, Some(&waiting(1, 0)), Timestamp::UNIX_EPOCH));
-        status(&queue, &Outcome::Failed { error, queues }, seen, Timestamp::UNIX_EPOCH)
+        let live = now.map(with);
+        let failed = Outcome::Failed { error, queues, live: live.as_ref() };
+        let found = status(&queue, &failed, seen, Timestamp::UNIX_EPOCH);
+        if seen.is_none_or(|seen| seen.trouble.is_none()) {
+            queue.status = Some(found.clone());
+            assert_eq!(status(&queue, &failed, seen, Timestamp::MAX), found, "nothing to write at rest");
+        }
+        found
     }
 
     fn found(status: &JobQueueStatus, kind: &str) -> String {
@@ -566,6 +596,25 @@ mod tests {
         assert_eq!(now.queues[0].breaker, "open");
         let unseen = after(&stalled, None);
         assert_eq!((found(&unseen, HANDLER_HEALTHY).as_str(), unseen.waiting), ("True/BreakersClosed", 1));
+    }
+
+    #[test]
+    fn workers_are_counted_while_the_spec_is_refused_or_waits() {
+        let waits = Error::Waits { reason: "JobsLeftBehind", message: "3 jobs".into() };
+        for error in [Error::stalled("SecretNotFound", "create it"), waits] {
+            let seen = Observation { draining: 1, ..waiting(1, 0) };
+            let now = followed_by(&error, Some((5, 2)), Some(&seen));
+            assert_eq!((now.replicas, now.workers.summary.as_str()), (5, "2/4 (1 draining)"));
+            assert_eq!(found(&now, WORKERS_AVAILABLE), "False/WorkersStarting");
+            let now = followed_by(&error, Some((0, 0)), None);
+            assert_eq!((now.replicas, found(&now, WORKERS_AVAILABLE).as_str()), (0, "True/NoneWanted"));
+        }
+        let queue = JobQueue::new("orders", serde_json::from_value(serde_json::json!({})).unwrap());
+        let error = Error::stalled("SecretNotFound", "create it");
+        let never = Applied::default();
+        let outcome = Outcome::Failed { error: &error, queues: vec![], live: Some(&never) };
+        let status = status(&queue, &outcome, None, Timestamp::UNIX_EPOCH);
+        assert_eq!((found(&status, WORKERS_AVAILABLE).as_str(), status.selector), ("-", None));
     }
 
     #[test]

@@ -246,6 +246,7 @@ impl Observer {
             (Arc::clone(&watched.target), watched.lanes.clone(), conflict, early)
         };
         let current = target.asked.replicas;
+        let decided = Instant::now();
         // Without them nobody is known to rest; more workers can come all the same.
         let pods = self.0.pods.of(queue);
         let known = pods.is_some();
@@ -299,6 +300,7 @@ impl Observer {
         let scale = scale.map(|replicas| Scale {
             from: target.asked.clone(),
             decision: Decision { replicas, ..decision },
+            decided,
             going,
         });
         self.wish(queue, &workers, &plan, scale, now_ms);

@@ -79,6 +79,50 @@ async fn a_missing_secret_stalls_the_queue_until_it_is_created() {
 }
 
 #[tokio::test]
+async fn a_queue_that_is_stalled_is_paused_and_scaled_all_the_same() {
+    let space = Namespace::create("stalled").await;
+    let flags = ["--no-auth-warning", "-a", "sesame"].map(str::to_owned).to_vec();
+    let redis = space.external_with("store", &["--requirepass", "sesame"], flags, None).await;
+    let login = ["create", "secret", "generic", "login", "--from-literal=password=sesame"];
+    space.kubectl(&login).await.expect("created");
+    let external = format!("{{address: \"store.{}:6379\", secretRef: {{name: login}}}}", space.name);
+    space.queue("orders", &format!("{{redis: {{external: {external}}}, scaling: {{minReplicas: 2}}}}")).await;
+    space.await_condition("orders", "WorkersAvailable", "True/Available: 2 of 2").await;
+    redis.push(LOW, 0..1).await;
+    redis.await_completed(0..1).await;
+    space.kubectl(&["delete", "secret", "login"]).await.expect("deleted");
+    // Secrets have no watch.
+    space.kubectl(&["annotate", "jobqueue", "orders", "looked-at=again"]).await.expect("annotated");
+    space.await_condition("orders", "Stalled", "True/SecretNotFound").await;
+    space.patch("orders", r#"{"spec": {"paused": true}}"#).await;
+    patiently("the mark that stops the workers", async || {
+        match redis.count(&["EXISTS", "jobqueue:paused"]).await {
+            1 => Ok(()),
+            other => Err(other),
+        }
+    })
+    .await;
+    redis.push(LOW, 1..4).await;
+    // By the time that the figures are told, the worker has asked for jobs many times.
+    patiently("three waiting jobs in the status", async || {
+        let status = space.get("jobqueue", "orders").await["status"].clone();
+        if status["waiting"] == 3 { Ok(()) } else { Err(status["waiting"].clone()) }
+    })
+    .await;
+    assert_eq!(redis.count(&["LLEN", LOW]).await, 3);
+    space.patch("orders", r#"{"spec": {"scaling": {"mode": "Manual"}, "replicas": 1}}"#).await;
+    // Not more: a pod that is new would wait for the Secret.
+    space.await_asked_for("orders", 1).await;
+    space.await_condition("orders", "WorkersAvailable", "True/Available: 1 of 1").await;
+    assert!(space.condition("orders", "Stalled").await.starts_with("True/SecretNotFound"), "all the while");
+    space.patch("orders", r#"{"spec": {"paused": false}}"#).await;
+    redis.await_completed(0..4).await;
+    space.kubectl(&login).await.expect("created");
+    space.await_ready("orders").await;
+    space.delete().await;
+}
+
+#[tokio::test]
 async fn a_wrong_password_is_told_and_a_right_one_is_taken_up() {
     let space = Namespace::create("password").await;
     space.external_with("store", &["--requirepass", "sesame"], vec![], None).await;

@@ -330,7 +330,7 @@ async fn logs_are_followed_from_worker_to_worker() {
 #[tokio::test]
 async fn doctor_finds_what_is_wrong_and_says_how_to_put_it_right() {
     let space = Namespace::create("doctor").await;
-    space.queue("hello", "{redis: {managed: {storage: {ephemeral: {}}}}, paused: true, worker: {drainTimeout: 25s, handler: {http: {url: 'http://nobody.example'}}}}").await;
+    space.queue("hello", "{redis: {managed: {storage: {ephemeral: {}}}}, paused: true, worker: {drainTimeout: 5s, handler: {http: {url: 'http://nobody.example'}}}}").await;
     space.await_ready("hello").await;
     let found = jobqueue(&space, &["doctor", "hello"]).await;
     assert!(found.out.contains("worker.drainTimeout") || found.out.contains("[drain]"), "{found:#?}");

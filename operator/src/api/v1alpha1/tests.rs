@@ -163,11 +163,9 @@ fn a_worker_of_the_examples_drains_for_as_long_as_a_job_may_take() {
                 continue;
             };
             let queue: JobQueue = serde_saphyr::from_str(&document[at..]).unwrap();
-            let Worker { handler, drain_timeout, .. } = queue.spec.worker;
-            let handler = handler.unwrap_or_default();
-            let of_command = handler.command.and_then(|command| command.timeout);
-            let Some(timeout) = handler.http.and_then(|http| http.timeout).or(of_command) else { continue };
-            assert!(timeout <= drain_timeout, "{}: {timeout}, {drain_timeout}", file.display());
+            let Some((timeout, field)) = queue.spec.longest_job() else { continue };
+            let drain = queue.spec.drain_timeout();
+            assert!(timeout <= drain, "{}: {field} {timeout:?}, {drain:?}", file.display());
             limited += 1;
         }
     }

@@ -48,10 +48,10 @@ pub struct Worker {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resources: Option<Resources>,
     /// How long running jobs may take to finish when a pod is stopped from outside; then they are given to others,
-    /// uncounted.
-    #[serde(default = "drain_timeout")]
+    /// uncounted. Not set: as long as a job may take (the longest timeout of a handler), but 25s at least and 10m at most.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "duration")]
-    pub drain_timeout: Duration,
+    pub drain_timeout: Option<Duration>,
     /// How long the jobs of a worker that vanished stay with it: at least 5s. A living worker renews it, however long
     /// its jobs run. Not set: 30s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -107,21 +107,9 @@ pub struct Worker {
     pub reaper: Option<Reaper>,
 }
 
-impl Worker {
-    /// How long a pod has to stop: the worker drains, then the app stops, and some seconds for the kubelet to notice each.
-    pub fn grace(&self) -> std::time::Duration {
-        let stop = self.app.as_ref().map(|app| app.stop_timeout.get()).unwrap_or_default();
-        self.drain_timeout.get() + stop + std::time::Duration::from_secs(5)
-    }
-}
-
 // A validated type cannot take its defaults as a whole: the derive makes a second one of it.
 fn concurrency() -> i32 {
     16
-}
-
-fn drain_timeout() -> Duration {
-    Duration::from_secs(25)
 }
 
 impl Default for Worker {
@@ -133,7 +121,7 @@ impl Default for Worker {
             app: None,
             template: None,
             resources: None,
-            drain_timeout: drain_timeout(),
+            drain_timeout: None,
             heartbeat_ttl: None,
             lanes: None,
             shards: None,

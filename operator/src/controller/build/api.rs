@@ -18,8 +18,9 @@ pub(super) fn deployment(plan: &Plan) -> Result<Child, Error> {
     }
     pod["spec"]["containers"][0]["readinessProbe"] = probe("/readyz", 2);
     pod["spec"]["containers"][0]["resources"] = resources(api)?;
-    // Requests end within the drain timeout; some seconds for the kubelet to notice.
-    let drain = plan.queue.spec.worker.drain_timeout.get().as_secs();
+    // Requests end within the drain timeout, which is the same for all roles: they read one configuration. Some seconds for
+    // the kubelet to notice.
+    let drain = plan.queue.spec.drain_timeout().as_secs();
     pod["spec"]["terminationGracePeriodSeconds"] = json!(drain + 5);
     if let Some(secret) = &plan.resolved.api_secret {
         mount(&mut pod, "jobqueue-api", API_SECRET_DIR, &json!({ "secret": { "secretName": secret.name } }));

@@ -146,6 +146,19 @@ fn the_grace_period_is_the_drain_and_the_stop_and_some_seconds() {
 }
 
 #[test]
+fn a_worker_that_is_not_told_how_long_waits_for_the_longest_job() {
+    let with = built("{worker: {handler: {http: {url: 'http://a', timeout: 90s}}}}");
+    assert_eq!(with.rendered.config.worker.drain_timeout.to_string(), "1m30s");
+    assert_eq!(pod(&with.worker)["terminationGracePeriodSeconds"], 95);
+    assert!(
+        built("{}").rendered.yaml.contains("drain_timeout: 25s"),
+        "also what is the worker's own default"
+    );
+    let api = with_api("{protocol: async, worker: {handler: {http: {url: 'http://a'}}}, api: {}}").api;
+    assert_eq!(pod(&api)["terminationGracePeriodSeconds"], 65);
+}
+
+#[test]
 fn the_app_is_a_native_sidecar_before_the_worker() {
     let app = "{worker: {handler: {http: {}}, app: {port: 8000, healthPath: /up}, template: {spec: {containers: [{name: app, image: 'thumbs:3', env: [{name: A, value: b}]}]}}}}";
     let children = built(app);

@@ -42,7 +42,7 @@ pub(super) fn deployment(plan: &Plan) -> Result<Child, Error> {
         );
     }
     let starting = spec.app.as_ref().map_or(0, |app| app.start_timeout.get().as_secs());
-    pod["spec"]["terminationGracePeriodSeconds"] = json!(spec.grace().as_secs());
+    pod["spec"]["terminationGracePeriodSeconds"] = json!(plan.queue.spec.grace().as_secs());
     if let Some(app) = &spec.app {
         let container = template::take_container(&mut user, "app").unwrap_or_default();
         if container.get("image").is_none() {

@@ -87,7 +87,9 @@ fn a_number_of_workers_is_told_when_it_was_asked_for_and_not_before() {
     observer.saw(&queue, Ok(waiting(1)));
     count(&mut told);
     let decision = Decision { replicas: 3, reason: "jobs".into(), inputs: Inputs::default() };
-    let scale = || Scale { from: Asked::default(), decision: decision.clone(), going: None };
+    let decided_at = Instant::now();
+    let scale =
+        || Scale { from: Asked::default(), decision: decision.clone(), decided: decided_at, going: None };
     let decided = || observer.seen(&queue).unwrap().decision.map(|(decision, _)| decision.replicas);
     observer.wish(&queue, &[], &Plan::default(), Some(scale()), 1);
     observer.carried_out(&queue, Carried { failed: true, ..Carried::default() });

@@ -1,16 +1,12 @@
 //! What the cluster's objects say is wrong: pure, one function a kind of object.
-use jobqueue::config::Duration;
 use kube::ResourceExt;
 use kube::api::DynamicObject;
-use operator::api::v1alpha1::{JobQueue, TypeHandler};
+use operator::api::v1alpha1::JobQueue;
 use serde_json::Value;
 
 use crate::error::Error;
 use crate::live::Finding;
 use crate::version;
-
-/// How long a job may take when nobody says so.
-const JOB_TIMEOUT: u64 = 60;
 
 /// Something that is not as it should be.
 pub fn finding(severity: &str, id: &str, what: &str, why: &str, fix: &str) -> Finding {
@@ -110,35 +106,11 @@ pub fn conditions(queue: &JobQueue) -> Vec<Finding> {
     findings
 }
 
-/// How long a job may take: the longest of all handlers, and the field that says so; nothing if none has a timeout.
-fn longest(queue: &JobQueue) -> Option<(u64, String)> {
-    let seconds = |timeout: Option<Duration>| timeout.map_or(JOB_TIMEOUT, |timeout| timeout.get().as_secs());
-    let handler = queue.spec.worker.handler.as_ref();
-    let posted = handler.and_then(|handler| handler.http.as_ref()).map(|http| http.timeout);
-    let types = queue.spec.async_jobs.as_ref().map(|jobs| &jobs.handlers).filter(|types| !types.is_empty());
-    let Some(types) = types else {
-        let http = posted.map(|timeout| (seconds(timeout), "worker.handler.http.timeout".to_owned()));
-        let run = handler.and_then(|handler| handler.command.as_ref());
-        let run = run.map(|run| (seconds(run.timeout), "worker.handler.command.timeout".to_owned()));
-        return http.or(run);
-    };
-    let of_type = |(name, handler): (&String, &TypeHandler)| {
-        let http = handler.http.as_ref().map(|http| {
-            // One without a url is that of the worker, with its timeout unless it has its own.
-            let shared = if http.url.is_none() { posted.flatten() } else { None };
-            (seconds(http.timeout.or(shared)), "http")
-        });
-        let run = handler.command.as_ref().map(|run| (seconds(run.timeout), "command"));
-        http.or(run).map(|(timeout, kind)| (timeout, format!("async.handlers.{name}.{kind}.timeout")))
-    };
-    types.iter().filter_map(of_type).max_by_key(|(timeout, _)| *timeout)
-}
-
 /// Grace, drain and job timeouts: pure.
 pub fn times(queue: &JobQueue) -> Vec<Finding> {
-    let Some((timeout, field)) = longest(queue) else { return vec![] };
-    let worker = &queue.spec.worker;
-    let drain = worker.drain_timeout.get().as_secs();
+    let Some((timeout, field)) = queue.spec.longest_job() else { return vec![] };
+    // Where nobody says how long a worker waits, it is as long as a job may take, within bounds.
+    let (timeout, drain) = (timeout.as_secs(), queue.spec.drain_timeout().as_secs());
     let mut findings = vec![];
     if timeout > drain {
         findings.push(finding(
@@ -271,12 +243,22 @@ mod tests {
 
     #[test]
     fn jobs_that_take_longer_than_a_pod_waits_are_told_with_the_field_to_change() {
-        let spec = json!({ "worker": { "handler": { "command": { "argv": ["x"], "timeout": "5m" } } }, "scaling": { "drainTimeout": "1m" } });
+        let spec = json!({
+            "worker": { "drainTimeout": "25s", "handler": { "command": { "argv": ["x"], "timeout": "5m" } } },
+            "scaling": { "drainTimeout": "1m" },
+        });
         let found = times(&queue(spec, json!({})));
         assert_eq!(ids(&found), [("warning".into(), "drain".into()), ("warning".into(), "scale-in".into())]);
         assert!(found[0].fix.contains("worker.drainTimeout: 300s"), "{}", found[0].fix);
-        let short = json!({ "worker": { "handler": { "command": { "argv": ["x"], "timeout": "10s" } } } });
-        assert!(times(&queue(short, json!({}))).is_empty());
+        let command = |timeout: &str| json!({ "worker": { "handler": { "command": { "argv": ["x"], "timeout": timeout } } } });
+        for timeout in ["10s", "60s", "10m"] {
+            assert!(
+                times(&queue(command(timeout), json!({}))).is_empty(),
+                "{timeout}: the worker waits for it"
+            );
+        }
+        let found = times(&queue(command("11m"), json!({})));
+        assert_eq!(ids(&found), [("warning".into(), "drain".into())], "nobody waits that long unasked");
         assert!(times(&queue(json!({}), json!({}))).is_empty(), "simulated jobs have no timeout");
     }
 
@@ -284,7 +266,7 @@ mod tests {
     fn of_the_handlers_of_async_jobs_the_slowest_is_told() {
         let spec = json!({
             "protocol": "async",
-            "worker": { "handler": { "http": { "url": "http://a", "timeout": "9m" } } },
+            "worker": { "drainTimeout": "25s", "handler": { "http": { "url": "http://a", "timeout": "9m" } } },
             "async": { "handlers": {
                 "email": { "http": { "url": "http://mailer", "timeout": "30s" } },
                 "resize": { "command": { "argv": ["x"], "timeout": "5m" } },
@@ -297,13 +279,11 @@ mod tests {
         // One that posts where the worker does has the worker's timeout.
         let mut shared = spec.clone();
         shared["async"]["handlers"]["email"] = json!({ "http": {} });
-        assert_eq!(
-            longest(&queue(shared, json!({}))),
-            Some((540, "async.handlers.email.http.timeout".into()))
-        );
+        let found = times(&queue(shared, json!({})));
+        assert!(found[0].what.contains("540s (async.handlers.email.http.timeout)"), "{}", found[0].what);
         let mut simulated = spec;
         simulated["async"]["handlers"] = json!({ "default": { "simulate": {} } });
-        assert_eq!(longest(&queue(simulated, json!({}))), None);
+        assert!(times(&queue(simulated, json!({}))).is_empty());
     }
 
     #[test]
