@@ -41,7 +41,15 @@ fn main() -> ExitCode {
     if let Some(Command::Wait) = cli.command {
         return wait();
     }
-    let mut loaded = match Config::load(cli.config.as_deref(), environment()) {
+    // What is checked is for those who do.
+    let runs_jobs = matches!(cli.role, Some(Role::Worker | Role::All))
+        || matches!(cli.command, Some(Command::Config(ConfigCommand::Check)));
+    let loaded = if runs_jobs {
+        Config::load(cli.config.as_deref(), environment())
+    } else {
+        Config::load_to_look(cli.config.as_deref(), environment())
+    };
+    let mut loaded = match loaded {
         Ok(loaded) => loaded,
         Err(problems) => {
             eprintln!("{problems}");

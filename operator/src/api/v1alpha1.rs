@@ -100,7 +100,9 @@ pub use worker::{App, Command, Handler, Http, Reaper, Simulate, Worker};
     validation = Rule::new("!has(self.sidekiq) || self.protocol == 'sidekiq'")
         .message("spec.sidekiq needs protocol: sidekiq"),
     validation = Rule::new("!has(self.async) || self.protocol == 'async'")
-        .message("spec.async needs protocol: async")
+        .message("spec.async needs protocol: async"),
+    validation = Rule::new("self.protocol != 'sidekiq' || has(self.worker.handler)")
+        .message("spec.worker.handler must be set with protocol: sidekiq, or jobs would be done without being run: http with worker.app or http.url, command, or simulate to try things out")
 )]
 pub struct JobQueueSpec {
     /// The format of the jobs, and so who can enqueue them: `files` (the directory producer, or anything that can

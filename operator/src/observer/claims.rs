@@ -156,7 +156,9 @@ mod tests {
                 });
             let queue =
                 JobQueue::new("orders", serde_json::from_value(json!({ "protocol": protocol })).unwrap());
-            let config = Config::from_value(json!({ "protocol": protocol })).unwrap().config;
+            let handler = json!({ "kind": "simulate" });
+            let tree = json!({ "protocol": protocol, "worker": { "handler": handler } });
+            let config = Config::from_value(tree).unwrap().config;
             let target = Target::new(&config, &queue, "c/n/orders/u".into(), Asked::default());
             let reference = ObjectRef::from_obj(&queue);
             let mut watched = Watched::new(target.clone());

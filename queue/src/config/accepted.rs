@@ -58,7 +58,6 @@ pub(super) fn key(path: &str) -> Option<&'static Key> {
 /// Replaces the accepted keys of a checked tree by ours, and says so. Returns which of ours was set by which.
 pub(super) fn apply(tree: &mut Value, notes: &mut Vec<Note>) -> Vec<(String, String)> {
     let mut set_by = Vec::new();
-    let mut sidecar = false;
     let mut retry = false;
     for Accepted { key, fate } in all() {
         let Some(value) = take(tree, &key.path) else { continue };
@@ -68,7 +67,6 @@ pub(super) fn apply(tree: &mut Value, notes: &mut Vec<Note>) -> Vec<(String, Str
                 notes.push(Note::new(&key.path, format!("is ignored: {ours} is set")));
             }
             Fate::ReadAs(ours) => {
-                sidecar |= key.path == "sidecar.url";
                 retry |= key.path.starts_with("retry.");
                 // The first run is an attempt too, but not a retry.
                 let value = match (key.path.as_str(), value.as_u64()) {
@@ -86,10 +84,7 @@ pub(super) fn apply(tree: &mut Value, notes: &mut Vec<Note>) -> Vec<(String, Str
             root.shift_remove(section);
         }
     }
-    // Who names a sidecar wants its jobs run there, and who sets delays wants the formula that has them.
-    if sidecar && get(tree, "worker.handler.kind").is_none() {
-        set(tree, "worker.handler.kind", "http".into());
-    }
+    // Who sets delays wants the formula that has them.
     if retry && get(tree, "sidekiq.retry").is_none() {
         set(tree, "sidekiq.retry", "exponential".into());
     }

@@ -17,6 +17,9 @@ const LARGEST_FILE: u64 = 1024 * 1024;
 /// The variable of the `async` service's older worker.
 const SIMULATION: &str = "JOB_SIMULATION_DURATION";
 
+/// Which handler is used: a key whose default depends on what else is set.
+const KIND: &str = "worker.handler.kind";
+
 /// The one key whose entries are sections.
 const HANDLERS: &str = "async.handlers";
 
@@ -42,22 +45,15 @@ impl Config {
         path: Option<&Path>,
         env: impl Iterator<Item = (String, String)>,
     ) -> Result<Loaded, Problems> {
-        let mut loading = Loading::default();
-        let tree = match path.map(|path| (path, read(path))) {
-            None => Value::Null,
-            Some((path, Ok(None))) => {
-                loading
-                    .notes
-                    .push(Note::new(path.display().to_string(), "does not exist: defaults are used"));
-                Value::Null
-            }
-            Some((_, Ok(Some(tree)))) => tree,
-            Some((path, Err(rule))) => {
-                let value = path.display().to_string();
-                return Err(Problems(vec![Problem { key: "--config".into(), value, rule }]));
-            }
-        };
-        loading.finish(tree, env)
+        Loading::default().load(path, env)
+    }
+
+    /// The same for who runs no jobs, such as the admin commands: nothing has to be said about the handler.
+    pub fn load_to_look(
+        path: Option<&Path>,
+        env: impl Iterator<Item = (String, String)>,
+    ) -> Result<Loaded, Problems> {
+        Loading { only_looks: true, ..Loading::default() }.load(path, env)
     }
 
     /// Resolves a tree as it would stand in a file, without any environment.
@@ -110,9 +106,31 @@ struct Loading {
     notes: Vec<Note>,
     /// The variable or accepted key that set a key, so that a violated rule can name what was written.
     set_by: BTreeMap<String, String>,
+    /// Whoever reads this runs no jobs.
+    only_looks: bool,
 }
 
 impl Loading {
+    fn load(
+        mut self,
+        path: Option<&Path>,
+        env: impl Iterator<Item = (String, String)>,
+    ) -> Result<Loaded, Problems> {
+        let tree = match path.map(|path| (path, read(path))) {
+            None => Value::Null,
+            Some((path, Ok(None))) => {
+                self.notes.push(Note::new(path.display().to_string(), "does not exist: defaults are used"));
+                Value::Null
+            }
+            Some((_, Ok(Some(tree)))) => tree,
+            Some((path, Err(rule))) => {
+                let value = path.display().to_string();
+                return Err(Problems(vec![Problem { key: "--config".into(), value, rule }]));
+            }
+        };
+        self.finish(tree, env)
+    }
+
     fn finish(
         mut self,
         tree: Value,
@@ -122,6 +140,7 @@ impl Loading {
         let variables = self.variables(env);
         self.overlay(&mut tree, &variables);
         self.set_by.extend(accepted::apply(&mut tree, &mut self.notes));
+        self.choose_handler(&mut tree);
         resolve(&mut tree);
         self.overlay_entries(&mut tree, &variables);
         match serde_json::from_value::<Config>(tree) {
@@ -145,6 +164,35 @@ impl Loading {
             }),
         }
         Err(Problems(self.problems))
+    }
+
+    /// Which handler runs the jobs when its kind is not written: the one that has somewhere to run them. If its settings were
+    /// ignored, jobs would be done without being run; so would those of Sidekiq's clients, who mean them, if none were set.
+    fn choose_handler(&mut self, tree: &mut Value) {
+        let text = |path: &str| get(tree, path).and_then(Value::as_str).filter(|text| !text.is_empty());
+        let protocol = text("protocol");
+        let by_type = get(tree, HANDLERS).and_then(Value::as_object).is_some_and(|map| !map.is_empty());
+        let written = get(tree, KIND).is_some() || self.problems.iter().any(|problem| problem.key == KIND);
+        if written || (protocol == Some("async") && by_type) {
+            return;
+        }
+        let posts =
+            ["url", "unix_socket"].iter().any(|key| text(&format!("worker.handler.http.{key}")).is_some());
+        let argv = get(tree, "worker.handler.command.argv").and_then(Value::as_array);
+        let runs = argv.is_some_and(|argv| !argv.is_empty());
+        let rule = match (posts, runs) {
+            (true, false) => return set(tree, KIND, "http".into()),
+            (false, true) => return set(tree, KIND, "command".into()),
+            (true, true) => "must be set when both worker.handler.http and worker.handler.command are",
+            (false, false) if protocol == Some("sidekiq") => {
+                "must be set with protocol sidekiq, or jobs would be done without being run: http with \
+                 worker.handler.http.url, command, or simulate to try things out"
+            }
+            (false, false) => return,
+        };
+        if !self.only_looks {
+            self.reject(KIND, "\"\"".into(), rule.into());
+        }
     }
 
     /// The tree without what is wrong in it, which is reported. A key without a value counts as not set.

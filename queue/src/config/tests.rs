@@ -139,7 +139,7 @@ mod sources {
     fn a_resolved_configuration_reads_back_as_itself() {
         for tree in [
             json!({}),
-            json!({"protocol": "sidekiq", "sidekiq": {"namespace": "app"}}),
+            json!({"protocol": "sidekiq", "sidekiq": {"namespace": "app"}, "worker": {"handler": {"kind": "http", "http": {"url": "http://a"}}}}),
             json!({"protocol": "async", "key_prefix": "tasks", "redis": {"password": "pw"}}),
         ] {
             let config = Config::from_value(tree).unwrap().config;
@@ -284,9 +284,13 @@ mod environment {
 
     #[test]
     fn weights_can_come_from_variables() {
-        let env = [("PROTOCOL", "sidekiq"), ("WORKER_QUEUES", "critical,default")];
+        let env = [
+            ("PROTOCOL", "sidekiq"),
+            ("WORKER_QUEUES", "critical,default"),
+            ("WORKER_HANDLER_KIND", "simulate"),
+        ];
         let weights = [("WORKER_WEIGHTS_CRITICAL", "5"), ("WORKER_WEIGHTS_DEFAULT", "1")];
-        let config = from_env(&[env, weights].concat()).config;
+        let config = from_env(&[&env[..], &weights].concat()).config;
         assert_eq!(config.worker.weights, BTreeMap::from([("critical".into(), 5), ("default".into(), 1)]));
     }
 
@@ -404,14 +408,41 @@ mod resolving {
     }
 
     #[test]
+    fn a_handler_whose_kind_is_not_written_is_the_one_that_has_somewhere_to_run_jobs() {
+        let kind = |text: &str| yaml(text).worker.handler.kind;
+        for protocol in ["files", "async", "sidekiq"] {
+            for (handler, expected) in [
+                ("http: {url: 'http://a'}", HandlerKind::Http),
+                ("http: {unix_socket: /a}", HandlerKind::Http),
+                ("command: {argv: [a]}", HandlerKind::Command),
+                ("kind: simulate, http: {url: 'http://a'}, command: {argv: [a]}", HandlerKind::Simulate),
+            ] {
+                let text = format!("protocol: {protocol}\nworker: {{handler: {{{handler}}}}}");
+                assert_eq!(kind(&text), expected, "{text}");
+            }
+        }
+        assert_eq!(kind("worker: {handler: {http: {timeout: 5s}}}"), HandlerKind::Simulate);
+        let both = "worker: {handler: {http: {url: 'http://a'}, command: {argv: [a]}}}";
+        yaml(&format!("protocol: async\n{both}\nasync: {{handlers: {{a: http, default: command}}}}"));
+    }
+
+    #[test]
+    fn who_runs_no_jobs_need_not_say_what_does() {
+        let env = [("PROTOCOL", "sidekiq")];
+        assert!(Config::load_to_look(None, vars(&env)).is_ok());
+        assert!(Config::load(None, vars(&env)).is_err());
+    }
+
+    #[test]
     fn sidekiq_queues_keep_sidekiqs_names() {
-        let config =
-            yaml("protocol: sidekiq\nworker: {priorities: [critical, default]}\nsidekiq: {namespace: app}");
+        let config = yaml(
+            "protocol: sidekiq\nworker: {priorities: [critical, default], handler: {kind: simulate}}\nsidekiq: {namespace: app}",
+        );
         assert_eq!(config.worker.queues["critical"], "app:queue:critical");
         assert_eq!(config.worker.max_retries, 25);
         assert_eq!(config.worker.completed_list, "jobqueue:sidekiq:completed");
         assert_eq!(
-            problems("protocol: sidekiq\nworker: {queues: {default: elsewhere}}"),
+            problems("protocol: sidekiq\nworker: {queues: {default: elsewhere}, handler: {kind: simulate}}"),
             [r#"worker.queues.default = "elsewhere": must be queue:default: Sidekiq derives its keys"#]
         );
     }
@@ -553,7 +584,7 @@ mod secrets {
     const TEXT: &str = "
 redis: {url: 'redis://app:hunter2@host', password: hunter2, sentinel: {password: hunter2}}
 observability: {tracing: {endpoint: 'http://me:hunter2@collector'}}
-worker: {handler: {command: {argv: [run, 'http://me:hunter2@host']}, http: {url: 'http://:hunter2@app'}}}
+worker: {handler: {kind: http, command: {argv: [run, 'http://me:hunter2@host']}, http: {url: 'http://:hunter2@app'}}}
 ";
 
     #[test]
@@ -716,6 +747,16 @@ rules! {
     a_command_by_type_needs_a_program:
         "async: {handlers: {email: {command: {argv: []}}}}" =>
         "async.handlers.email = {...}: command needs argv";
+    sidekiqs_jobs_are_not_done_without_a_handler_that_is_said:
+        "protocol: sidekiq\nworker: {handler: {simulate: {base: 1s}}}" =>
+        "worker.handler.kind = \"\": must be set with protocol sidekiq, or jobs would be done without being run: http \
+         with worker.handler.http.url, command, or simulate to try things out";
+    of_two_handlers_one_is_said:
+        "worker: {handler: {http: {unix_socket: /a}, command: {argv: [b]}}}" =>
+        "worker.handler.kind = \"\": must be set when both worker.handler.http and worker.handler.command are";
+    a_handler_that_is_none_is_one_problem:
+        "protocol: sidekiq\nworker: {handler: {kind: pigeon}}" =>
+        r#"worker.handler.kind = "pigeon": must be simulate, http or command"#;
     the_http_handler_needs_an_address:
         "worker: {handler: {kind: http}}" =>
         r#"worker.handler.kind = "http": needs worker.handler.http.url or worker.handler.http.unix_socket"#;
@@ -765,10 +806,10 @@ rules! {
         "redis: {cluster: true, sentinel: {master: main, addrs: ['a:1']}}" =>
         "redis.cluster = true: cannot be combined with redis.sentinel.master: a cluster finds its own masters";
     sidekiq_cannot_use_a_cluster:
-        "protocol: sidekiq\nredis: {cluster: true}" =>
+        "protocol: sidekiq\nredis: {cluster: true}\nworker: {handler: {kind: simulate}}" =>
         "redis.cluster = true: cannot be combined with protocol sidekiq: Sidekiq's own client cannot use Redis Cluster";
     sidekiq_cannot_be_sharded:
-        "protocol: sidekiq\nworker: {shards: 2}" =>
+        "protocol: sidekiq\nworker: {shards: 2, handler: {kind: simulate}}" =>
         "worker.shards = 2: must be 1 with protocol sidekiq: Sidekiq's own client pushes to one key a queue";
     configured_keys_must_follow_the_hash_tag:
         "key_prefix: acme\nredis: {cluster: true}\nworker: {completed_list: 'done'}" =>

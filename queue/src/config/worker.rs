@@ -151,7 +151,8 @@ impl Default for Backoff {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Handler {
-    /// Which of the handlers below is used.
+    /// Which of the handlers below is used. Not set: `http` with a `url` or `unix_socket`, `command` with an `argv`; with
+    /// neither `simulate`, but for `sidekiq`, where it must be set.
     pub kind: HandlerKind,
     /// Pretends to work, for trying things out.
     pub simulate: Simulate,

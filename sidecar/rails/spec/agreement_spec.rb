@@ -124,12 +124,17 @@ RSpec.describe "Agreement with Sidekiq" do
     seen = []
     noting = ->(job, _exception) { seen << job }
     SidekiqVersions.config.death_handlers << noting
-    failed = job("Fails", retry: 3, retry_count: 2, failed_at: 1_700_000_000.1, retry_queue: "slow", extra: [1.5])
+    failed = job("Fails", retry: 3, retry_count: 2, failed_at: 1_700_000_000.1, retry_queue: "slow", extra: [1.5],
+                          backtrace: 2, error_backtrace: "of the failure before")
     by_sidekiq(failed)
     by_sidecar(failed)
     theirs, ours = seen
     expect(ours.keys.sort).to eq(theirs.keys.sort)
-    expect(ours.except("retried_at")).to eq(theirs.except("retried_at"))
+    expect(ours.except("retried_at", "error_backtrace")).to eq(theirs.except("retried_at", "error_backtrace"))
+    # Only the first line is the job's, the second its caller's.
+    lines = [theirs, ours].map { |job| JSON.parse(Zlib::Inflate.inflate(job["error_backtrace"].unpack1("m"))) }
+    expect(lines.map(&:size)).to eq([2, 2])
+    expect(lines.map(&:first).uniq).to match([/jobs\.rb:\d+/])
     expect(ours["retried_at"].class).to eq(theirs["retried_at"].class)
   ensure
     SidekiqVersions.config.death_handlers.delete(noting)

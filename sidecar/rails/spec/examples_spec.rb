@@ -50,6 +50,13 @@ RSpec.describe "The files of examples/rails" do
     expect(secret["stringData"].keys).to eq(["token"])
   end
 
+  it "leave out of the images what is left out of the repository: the token, logs, somebody's gems" do
+    lines = ->(name) { File.readlines("#{Sidecar::ROOT}/#{name}", chomp: true).reject { |line| line.empty? || line.start_with?("#") } }
+    ignored = lines.call(".gitignore").map { |line| line.delete_prefix("/").delete_suffix("/") }
+    expect(ignored).to include("secrets", ".gems", ".bundle")
+    expect(lines.call("Dockerfile.dockerignore")).to include(*ignored.map { |name| "**/#{name}" })
+  end
+
   it "have a Dockerfile whose layout starts, with nothing to write to" do
     Dir.mktmpdir do |image|
       FileUtils.cp_r("#{root}/sidecar/rails", "#{image}/sidecar")

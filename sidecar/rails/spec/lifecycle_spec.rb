@@ -20,4 +20,22 @@ RSpec.describe Jobqueue::Sidecar::Lifecycle do
   ensure
     sidekiq.options[:lifecycle_events].each_value(&:clear)
   end
+
+  it "calls those of :shutdown while jobs run, which may wait for them, and those of :exit when none does" do
+    hooks = sidekiq.options[:lifecycle_events]
+    known = hooks.key?(:exit)
+    lifecycle = described_class.new(gate, sidekiq: sidekiq, stop_timeout: 10)
+    go = Queue.new
+    begun = Queue.new
+    job = Thread.new { gate.run { [begun << true, go.pop] } }
+    begun.pop
+    hooks[:shutdown] << -> { [Events << [:shutdown, gate.busy], go << true] }
+    (hooks[:exit] ||= []) << -> { Events << [:exit, gate.busy] }
+    lifecycle.stop
+    expect(Events.to_a).to eq([[:shutdown, 1], [:exit, 0]])
+    expect(job.value.last).to be(true)
+  ensure
+    hooks.each_value(&:clear)
+    hooks.delete(:exit) unless known
+  end
 end

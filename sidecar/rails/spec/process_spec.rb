@@ -31,7 +31,10 @@ RSpec.describe "The sidecar's process" do
   end
 
   context "when it runs" do
-    before(:context) { @sidecar = Sidecar.start(@redis, JOBQUEUE_CONCURRENCY: "2") }
+    before(:context) do
+      fragile = File.expand_path("support/classes/fragile_job.rb", __dir__)
+      @sidecar = Sidecar.start(@redis, JOBQUEUE_CONCURRENCY: "2", RUBYOPT: "-W0 -r#{fragile}")
+    end
     after(:context) { @sidecar.stop }
 
     it "runs the application's jobs with its middleware and handlers, and keeps arguments out of the log" do
@@ -59,6 +62,21 @@ RSpec.describe "The sidecar's process" do
       # What to look for, with the place where it was raised.
       expect(@sidecar.output).to match(/Error performing ReportJob .*NoMethodError.*report_job\.rb/m)
       expect(@sidecar.output).not_to match(/9471[45]/)
+    end
+
+    it "keeps it out of the log too when ActiveJob itself retries the job, gives up or discards it" do
+      wrapper = "ActiveJob::QueueAdapters::SidekiqAdapter::JobWrapper"
+      failed = [["Late", {}], ["Late", { "[FragileJob::Late]" => 1 }], ["Gone", {}]]
+      answers = failed.map do |exception, counts|
+        fragile = { "job_class" => "FragileJob", "job_id" => "a", "queue_name" => "default", "executions" => counts.size,
+                    "exception_executions" => counts, "arguments" => [exception, "94716"] }
+        JSON.parse(@sidecar.post(job(wrapper, fragile, wrapped: "FragileJob")).body)["status"]
+      end
+      expect(answers).to eq(%w[success failure success])
+      expect(@sidecar.output).to match(/Retrying FragileJob \(Job ID: a\) in \d seconds: FragileJob::Late$/)
+      expect(@sidecar.output).to match(/Stopped retrying FragileJob \(Job ID: a\) after 2 attempts: FragileJob::Late$/)
+      expect(@sidecar.output).to match(/Discarded FragileJob \(Job ID: a\): FragileJob::Gone$/)
+      expect(@sidecar.output).not_to include("94716")
     end
 
     it "refuses what is more than its slots, and stays in good health" do

@@ -145,7 +145,8 @@ async fn a_deletion_does_not_wait_for_ever_for_a_pod_that_does_not_stop() {
 async fn jobs_of_another_program_are_given_back_whatever_has_become_of_them() {
     let space = Namespace::create("given-back").await;
     let redis = space.external("store").await;
-    let spec = "protocol: sidekiq, deletionPolicy: Delete, replicas: 0, scaling: {mode: Manual}";
+    let spec = "protocol: sidekiq, worker: {handler: {simulate: {}}}, deletionPolicy: Delete, \
+                replicas: 0, scaling: {mode: Manual}";
     space.queue("gone", &space.on("store", spec)).await;
     space.await_ready("gone").await;
     // A lane that was fenced by its successor a moment ago, so that its cause may still become known, and a suspect.

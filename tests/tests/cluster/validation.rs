@@ -31,6 +31,7 @@ async fn a_bad_spec_is_refused_with_the_reason() {
         ),
         ("{api: {}}", "spec.api is the HTTP API of protocol: async"),
         ("{sidekiq: {}}", "spec.sidekiq needs protocol: sidekiq"),
+        ("{protocol: sidekiq}", "spec.worker.handler must be set with protocol: sidekiq"),
         ("{producer: {}}", "spec.producer.volume: Required value"),
         ("{queues: [{name: a}, {name: a}]}", "Duplicate value"),
         ("{protocol: resque}", "Unsupported value: \"resque\""),

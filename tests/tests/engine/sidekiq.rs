@@ -15,7 +15,9 @@ use serde_json::{Value, json};
 async fn bench(extra: Value) -> (Bench, Names) {
     let namespace = format!("app-{}", fresh_prefix());
     let mut tree = json!({
-        "protocol": "sidekiq", "sidekiq": { "namespace": namespace }, "worker": { "priorities": ["often", "seldom"] },
+        "protocol": "sidekiq", "sidekiq": { "namespace": namespace }, "worker": {
+            "priorities": ["often", "seldom"], "handler": { "kind": "simulate" },
+        },
     });
     for (name, value) in extra.as_object().unwrap() {
         for (key, value) in value.as_object().unwrap() {

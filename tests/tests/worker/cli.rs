@@ -151,7 +151,7 @@ fn what_sidekiqs_own_tools_do_is_left_to_them() {
         (vec!["--role=all"], "protocol = sidekiq: its clients enqueue their own jobs"),
     ] {
         let options = args.iter().fold(WorkerOptions::new(""), |options, arg| options.arg(*arg));
-        let output = options.env("PROTOCOL", "sidekiq").output();
+        let output = options.env("PROTOCOL", "sidekiq").env("WORKER_HANDLER_KIND", "simulate").output();
         assert_eq!(output.status.code(), Some(2), "{args:?}");
         assert!(said(&output).1.contains(message), "{args:?}: {}", said(&output).1);
     }
@@ -163,4 +163,18 @@ fn sidekiq_on_a_cluster_is_refused_with_the_reason() {
     let output = options.output();
     assert_eq!(output.status.code(), Some(2));
     assert!(said(&output).1.contains("Sidekiq's own client cannot use Redis Cluster"), "{}", said(&output).1);
+}
+
+#[test]
+fn a_worker_of_sidekiqs_queues_without_a_handler_does_not_start_and_others_look() {
+    let (message, env) =
+        ("worker.handler.kind = \"\": must be set with protocol sidekiq", ("PROTOCOL", "sidekiq"));
+    for options in [WorkerOptions::new("worker"), WorkerOptions::new("").arg("config").arg("check")] {
+        let output = options.env(env.0, env.1).output();
+        assert_eq!(output.status.code(), Some(2));
+        assert!(said(&output).1.contains(message), "{}", said(&output).1);
+    }
+    let output =
+        WorkerOptions::new("").arg("stats").env(env.0, env.1).env("REDIS_ADDR", "127.0.0.1:1").output();
+    assert!(!said(&output).1.contains("worker.handler"), "{}", said(&output).1);
 }

@@ -196,7 +196,10 @@ async fn a_node_of_a_redis_cluster_is_refused_by_its_plain_address() {
     // The bus has its port 10,000 higher, which may be none.
     let config = vec!["cluster-enabled yes".to_owned(), format!("cluster-port {}", free_port())];
     let server = RedisServer::start(Options { config, ..Options::default() }).await;
-    let options = WorkerOptions::new("worker").redis(server.addr()).env("PROTOCOL", "sidekiq");
+    let options = WorkerOptions::new("worker")
+        .redis(server.addr())
+        .env("PROTOCOL", "sidekiq")
+        .env("WORKER_HANDLER_KIND", "simulate");
     let output = tokio::task::spawn_blocking(move || options.output()).await.unwrap();
     assert_eq!(output.status.code(), Some(1));
     let said = String::from_utf8_lossy(&output.stderr);

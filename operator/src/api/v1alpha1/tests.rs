@@ -80,6 +80,7 @@ fn contradictions_are_refused_with_a_message_that_says_what_to_do() {
         ("{protocol: async, producer: {volume: {emptyDir: {}}}}", "needs protocol: files"),
         ("api: {}", "protocol: async"),
         ("sidekiq: {}", "protocol: sidekiq"),
+        ("protocol: sidekiq", "spec.worker.handler must be set with protocol: sidekiq"),
         ("async: {}", "protocol: async"),
         ("{protocol: async, async: {handlers: {email: {}}}}", "exactly one of simulate, http and command"),
     ] {

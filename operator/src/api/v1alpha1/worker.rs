@@ -29,7 +29,7 @@ pub struct Worker {
     #[serde(default = "concurrency")]
     #[schemars(range(min = 1, max = 100_000))]
     pub concurrency: i32,
-    /// What runs a job: `simulate`, `http` or `command`. Not set: simulate.
+    /// What runs a job: `simulate`, `http` or `command`. Not set: simulate; for sidekiq it must be set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub handler: Option<Handler>,
     /// Your application as a container beside the worker. Its image and settings stand in `template`, in the container

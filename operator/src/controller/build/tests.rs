@@ -361,7 +361,9 @@ fn a_rails_app_is_told_where_to_listen_how_many_jobs_to_take_and_who_the_worker_
 
 #[test]
 fn a_cluster_cannot_hold_sidekiqs_queues() {
-    let said = refusal("{protocol: sidekiq, redis: {external: {address: 'a:1', cluster: true}}}");
+    let said = refusal(
+        "{protocol: sidekiq, worker: {handler: {simulate: {}}}, redis: {external: {address: 'a:1', cluster: true}}}",
+    );
     assert!(said.contains("Sidekiq's own client cannot use Redis Cluster"), "{said}");
 }
 

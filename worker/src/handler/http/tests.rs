@@ -176,6 +176,7 @@ async fn what_does_not_answer_as_the_sidecar_does_is_not_believed() {
     let its_word = [
         answer("400 No", "", r#"{"status":"error","result":"args: must be an array"}"#),
         answer("413 Large", "", r#"{"status":"error","result":"the body is larger"}"#),
+        answer("413 Payload Too Large", "", "Payload Too Large"),
         answer("500 Oops", "", r#"{"status":"failure","result":"boom"}"#),
         answer("200 OK", "", r#"{"status":"failure","result":"boom"}"#),
     ];

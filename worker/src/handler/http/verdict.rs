@@ -46,12 +46,13 @@ pub(super) fn outcome(body: &[u8], whole: bool, keeps_result: bool, silent: Reas
     }
 }
 
-/// Whether an answer with another status speaks of this job all the same: that it failed, or is none that can be run.
+/// Whether an answer with another status speaks of this job all the same: that it failed, or is none that can be run. That
+/// it is too large Puma says without a word of the gem's.
 pub(super) fn is_about_the_job(status: StatusCode, body: &[u8]) -> bool {
     match Verdict::read(body).status.as_ref().and_then(Value::as_str) {
         Some("failure") => true,
-        Some("error") => matches!(status, StatusCode::BAD_REQUEST | StatusCode::PAYLOAD_TOO_LARGE),
-        _ => false,
+        Some("error") if status == StatusCode::BAD_REQUEST => true,
+        _ => status == StatusCode::PAYLOAD_TOO_LARGE,
     }
 }
 

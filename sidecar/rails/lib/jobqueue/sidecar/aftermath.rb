@@ -35,7 +35,14 @@ module Jobqueue
       private
 
       def failed_job(exception, job_class)
-        FailedJob.new(@job["retry"].nil? ? @job.merge("retry" => default_retry(job_class)) : @job, exception)
+        job = @job["retry"].nil? ? @job.merge("retry" => default_retry(job_class)) : @job
+        FailedJob.new(job, exception, backtrace: backtrace(exception))
+      end
+
+      # The lines that the job asks for, if it does.
+      def backtrace(exception)
+        asked = @job["backtrace"]
+        @sidekiq.backtrace(exception, asked) if asked
       end
 
       def never_retried(job, exception)
@@ -83,8 +90,7 @@ module Jobqueue
       end
 
       def verdict(exception, **words)
-        asked = @job["backtrace"]
-        Verdict.failed(exception, backtrace: asked ? @sidekiq.backtrace(exception, asked) : nil, **words)
+        Verdict.failed(exception, backtrace: backtrace(exception), **words)
       end
 
       # As its handlers see it.

@@ -1,12 +1,16 @@
 # frozen_string_literal: true
 
+require "json"
+require "zlib"
+
 module Jobqueue
   module Sidecar
     # A job with the fields that Sidekiq would have written after a failure: what retry blocks and death handlers get.
     class FailedJob
       attr_reader :job, :count
 
-      def initialize(job, exception, now: Time.now)
+      # `backtrace`: the lines that the job asks to be kept; nil when it does not.
+      def initialize(job, exception, backtrace: nil, now: Time.now)
         @now = now
         @job = job.merge("error_message" => Verdict.message_of(exception), "error_class" => exception.class.name.to_s)
         @job["queue"] = job["retry_queue"] if job["retry_queue"]
@@ -18,6 +22,7 @@ module Jobqueue
           @job["failed_at"] = timestamp
         end
         @job["retry_count"] = @count
+        @job["error_backtrace"] = packed(backtrace) if backtrace
       end
 
       # When the first failure was, in seconds.
@@ -31,6 +36,11 @@ module Jobqueue
       end
 
       private
+
+      # JSON, deflated, in base64.
+      def packed(lines)
+        [Zlib::Deflate.deflate(JSON.generate(lines))].pack("m0")
+      end
 
       # In the type of the job's own timestamps: milliseconds as an integer since Sidekiq 8, else seconds as a float.
       def timestamp

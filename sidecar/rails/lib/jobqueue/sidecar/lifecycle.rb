@@ -28,9 +28,14 @@ module Jobqueue
         @gate.close
         @sidekiq.logger.info("Stopping: #{@gate.busy} jobs run and may take #{@stop_timeout} s to end")
         @sidekiq.fire(:quiet)
-        interrupted = @gate.stop(@stop_timeout)
-        @sidekiq.logger.warn("Interrupted #{interrupted} jobs: they will run again elsewhere") if interrupted.positive?
+        # Beside each other, as in a Sidekiq process: jobs may wait for what a hook does, and a slow hook takes none of
+        # their time.
+        stopping = Thread.new { @gate.stop(@stop_timeout) }
         @sidekiq.fire(:shutdown)
+        interrupted = stopping.value
+        @sidekiq.logger.warn("Interrupted #{interrupted} jobs: they will run again elsewhere") if interrupted.positive?
+        # Since Sidekiq 8.0.2; nobody can have hooks for it before.
+        @sidekiq.fire(:exit)
       end
     end
   end

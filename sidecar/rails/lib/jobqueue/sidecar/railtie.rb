@@ -31,11 +31,34 @@ module Jobqueue
         exception = event.payload[:exception_object]
         return super if exception.nil?
 
-        job = event.payload[:job]
         error do
-          "Error performing #{job.class.name} (Job ID: #{job.job_id}): #{exception.class.name}\n" \
+          "Error performing #{named(event)}: #{exception.class.name}\n" \
             "#{Array(exception.backtrace).join("\n")}"
         end
+      end
+
+      # Since Rails 7.1 these too have the message.
+      def enqueue_retry(event)
+        exception = event.payload[:error]
+        return super if exception.nil?
+
+        info { "Retrying #{named(event)} in #{event.payload[:wait].to_i} seconds: #{exception.class.name}" }
+      end
+
+      def retry_stopped(event)
+        executions = event.payload[:job].executions
+        error { "Stopped retrying #{named(event)} after #{executions} attempts: #{event.payload[:error].class.name}" }
+      end
+
+      def discard(event)
+        error { "Discarded #{named(event)}: #{event.payload[:error].class.name}" }
+      end
+
+      private
+
+      def named(event)
+        job = event.payload[:job]
+        "#{job.class.name} (Job ID: #{job.job_id})"
       end
     end
 

@@ -103,7 +103,7 @@ module Jobqueue
         end
       end
 
-      # :startup, :quiet and :shutdown, as in a Sidekiq process.
+      # :startup, :quiet, :shutdown and :exit, as in a Sidekiq process.
       def fire(event)
         hooks = options[:lifecycle_events] && options[:lifecycle_events][event]
         Array(event == :startup ? hooks : hooks&.reverse).each do |hook|

@@ -287,7 +287,7 @@ mod tests {
 
     #[test]
     fn a_job_of_sidekiqs_has_all_that_its_clients_write() {
-        let engine = engine(&json!({"protocol": "sidekiq"}));
+        let engine = engine(&json!({"protocol": "sidekiq", "worker": {"handler": {"kind": "simulate"}}}));
         let of = |text: &str, style| {
             let maker = Maker { names: Some(Names::new("")), style, ..maker(&engine, None) };
             maker.make(text)
