@@ -180,6 +180,7 @@ impl Lane {
             if self.deadline.is_some() {
                 self.held.iter_mut().flatten().for_each(|held| held.rests_until = None);
                 self.give_back_unstarted();
+            self.queue_up();
             }
             if self.past_deadline() {
                 self.release_running().await;
@@ -216,6 +217,7 @@ impl Lane {
         self.abandon().await;
         (end, self.session)
     }
+        self.shared.shares.waits(self.index, false);
 
     fn take(&mut self, event: Event) {
         match event {
@@ -282,8 +284,15 @@ impl Lane {
             Some(spare) => Beyond::Leaving(spare),
             None if self.parks.is_empty() => Beyond::Nothing,
             None => Beyond::One,
+    /// A lane that holds nothing waits for its turn, where there are fewer slots than lanes.
+    fn queue_up(&self) {
+        let waits = self.shared.are_short() && self.hungry && self.may_reserve() && self.occupied() == 0;
+        self.shared.shares.waits(self.index, waits);
+    }
+
         };
-        slots::room(self.shared.slots.free(), self.occupied(), self.shared.share(), beyond)
+        let free = self.shared.slots.free().saturating_sub(self.shared.shares.before(self.index));
+        slots::room(free, self.occupied(), self.shared.share(self.index), beyond)
     }
 
     fn until_next(&self) -> Duration {

@@ -17,7 +17,8 @@ pub struct Worker {
     /// `count` slots; 0 is automatic, `count` gives each slot its own id.
     #[schemars(range(min = 0, max = 100_000))]
     pub lanes: u32,
-    /// Over how many keys each queue is spread. More than 1 uses other key names: see Sharding below.
+    /// Over how many keys each queue is spread: at most `count`, since each needs a slot to be served. More than 1 uses
+    /// other key names: see Sharding below.
     #[schemars(range(min = 1, max = 1024))]
     pub shards: u32,
     /// How long a dead worker's jobs stay with it: at least 5s. A living worker renews it, however long its

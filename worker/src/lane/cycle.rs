@@ -83,6 +83,9 @@ impl Lane {
         failpoint::hit("before-cycle");
         let permits = if self.may_reserve() { self.shared.slots.take(self.room()) } else { None };
         let free = permits.as_ref().map_or(0, Permit::num_permits);
+        if free > 0 {
+            self.shared.shares.waits(self.index, false);
+        }
         let (cycle, plan, claimed) = self.plan(free);
         let room = cycle.room;
         let words: Vec<_> = self.parks.iter().map(|park| park.state).collect();
@@ -110,8 +113,8 @@ impl Lane {
         permits.extend(self.settled(&plan, &cycled));
         let got = self.reserved(&cycled, permits, &claimed);
         // Who was paused has not asked yet, and must before it parks: parked fetches know no priority.
-        // Nor has who had no room.
-        let unasked = resumed || room == 0 && self.hungry;
+        // Nor has who had no room; where that lasts until somebody makes room, it asks for its turn.
+        let unasked = resumed || room == 0 && (self.hungry || self.shared.are_short());
         self.hungry = self.may_reserve() && (unasked || got.is_all_that_fits(room));
         if self.shared.slots.free() > 0 {
             let others = if self.hungry { &self.shared.wake } else { &self.shared.freed };
@@ -151,7 +154,9 @@ impl Lane {
         let (mut due, given_back) = self.due();
         // A slot whose job is settled by this call is free for the next in the same call.
         let room = if self.may_reserve() && !self.shared.slots.is_awaited() {
-            free + slots::again(given_back, self.occupied(), free, self.shared.share())
+            // But for those that other lanes have waited for.
+            let ours = given_back.saturating_sub(self.shared.shares.before(self.index));
+            free + slots::again(ours, self.occupied(), free, self.shared.share(self.index))
         } else {
             free
         };
@@ -261,6 +266,8 @@ impl Lane {
                     if self.is_out_of_time() {
                         return Err(End::GaveUp);
                     }
+                    // Whoever cannot take its turn does not keep the others from theirs.
+                    self.shared.shares.waits(self.index, false);
                     let wait = if error.is_transient() { self.session.backoff() } else { TICK };
                     tokio::time::sleep(wait).await;
                 }
@@ -344,7 +351,7 @@ impl Lane {
     /// slot of the lane's: they are said again every second, and all of them have to be remembered.
     fn is_stuck(&self, queue: usize) -> bool {
         let refused = self.held[queue].iter().filter(|held| held.refused.is_some()).count();
-        refused >= self.shared.share()
+        refused >= self.shared.share(self.index)
     }
 
     /// Says when a queue comes to a standstill, and when it goes on.
@@ -359,7 +366,7 @@ impl Lane {
                 tracing::error!(
                     worker_id,
                     queue,
-                    count = self.shared.share(),
+                    count = self.shared.share(self.index),
                     "Takes no more jobs of a queue: Redis refuses what becomes of them"
                 );
             } else {
