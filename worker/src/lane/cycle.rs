@@ -102,6 +102,9 @@ impl Lane {
         self.held.iter_mut().flatten().for_each(|held| held.adopting = None);
         failpoint::hit("after-cycle");
         self.seq = cycle.seq;
+        if cycle.stopping {
+            self.told.get_or_insert(self.cycled);
+        }
         for (park, word) in self.parks.iter_mut().zip(words) {
             if park.state == word {
                 park.cleared();
@@ -161,7 +164,8 @@ impl Lane {
             free
         };
         let orders = fetch::orders(&self.shared.settings.weights, room, |below| fastrand::u64(0..below));
-        let mut cycle = Cycle { seq: self.seq + 1, room, orders, ..Cycle::default() };
+        let stopping = self.deadline.is_some();
+        let mut cycle = Cycle { seq: self.seq + 1, stopping, room, orders, ..Cycle::default() };
         let (mut by_position, mut by_bytes, mut done) = (Vec::new(), Vec::new(), Vec::new());
         let mut claimed = Vec::new();
         let drained = !self.quiet.is_empty() && self.parks.iter().all(|park| park.state != State::Waiting);
@@ -262,12 +266,12 @@ impl Lane {
                     self.shared.metrics.redis_answers(false);
                     self.shared.readiness.dependency("redis", Dependency::Down);
                     tracing::warn!(worker_id = self.handle.id, error = %error, "Could not settle, trying again");
+                    // Whoever cannot take its turn does not keep the others from theirs.
+                    self.shared.shares.waits(self.index, false);
                     self.drain_if_asked();
                     if self.is_out_of_time() {
                         return Err(End::GaveUp);
                     }
-                    // Whoever cannot take its turn does not keep the others from theirs.
-                    self.shared.shares.waits(self.index, false);
                     let wait = if error.is_transient() { self.session.backoff() } else { TICK };
                     tokio::time::sleep(wait).await;
                 }
