@@ -249,6 +249,18 @@ mod moving {
     }
 
     #[tokio::test]
+    async fn a_fenced_lane_that_is_not_among_those_to_be_reaped_is_found_by_its_lists() {
+        let mut bench = Bench::new().await;
+        let lane = lane_with(&mut bench, 60_000, &[job("a")]).await;
+        fence(&bench, &lane, "heartbeat").await;
+        bench.redis.del::<_, ()>(bench.keys.reaping()).await.unwrap();
+        let mut reaper = bench.reaper(SHORT);
+        eventually(SOON, "its job", async || !reaper.pass().await.unwrap().moved.is_empty()).await;
+        assert_eq!(bench.ids(&bench.high().suspects).await, ["a"]);
+        bench.assert_conserved(&["a"]).await;
+    }
+
+    #[tokio::test]
     async fn a_suspect_that_ran_alone_is_counted_and_buried_as_poison_at_the_limit() {
         for (cause, reason) in [("heartbeat", "poison"), ("oom", "oom")] {
             let mut bench = Bench::new().await;
