@@ -318,14 +318,17 @@ impl Connector {
     async fn open_master(&self, master: &str, reply: Duration) -> Result<Connection, ConnectError> {
         let mut ask = Cmd::new();
         ask.arg("SENTINEL").arg("get-master-addr-by-name").arg(master);
-        let mut reason = String::from("no sentinel configured");
+        let (mut reason, mut failed) = (String::from("no sentinel configured"), None);
         for addr in self.guides.all() {
             let asked = self.ask(&addr, self.open_sentinel(&addr, reply), &ask);
             match asked.await {
                 Ok(answer) => match redis::from_redis_value::<Option<(String, u16)>>(answer) {
                     Ok(Some((host, port))) => {
-                        self.guides.answered(&addr, []);
-                        return self.open(&format!("{host}:{port}"), reply, true).await;
+                        match self.open_named(&addr, format!("{host}:{port}"), reply, &mut failed).await {
+                            Named::Opened(connection) => return Ok(*connection),
+                            Named::Again => break,
+                            Named::Failed => {}
+                        }
                     }
                     Ok(None) => reason = format!("sentinel {addr} knows no master {master}"),
                     Err(error) => reason = format!("sentinel {addr}: {error}"),
@@ -339,20 +342,24 @@ impl Connector {
                 Err(error) => reason = error.to_string(),
             }
         }
-        Err(ConnectError::Unreachable { address: self.describe(), reason })
+        Err(self.not_found(failed, reason))
     }
 
     async fn open_owner(&self, slot_key: &str, reply: Duration) -> Result<Connection, ConnectError> {
         let slot = guides::slot_of(slot_key);
         let mut ask = Cmd::new();
         ask.arg("CLUSTER").arg("SLOTS");
-        let mut reason = String::from("no node configured");
+        let (mut reason, mut failed) = (String::from("no node configured"), None);
         for addr in self.guides.all() {
             match self.ask(&addr, self.open(&addr, reply, false), &ask).await {
                 Ok(Value::Array(slots)) => {
-                    self.guides.answered(&addr, guides::nodes(&slots, &addr));
+                    self.guides.named(guides::nodes(&slots, &addr));
                     match guides::owner(&slots, slot, &addr) {
-                        Some(owner) => return self.open(&owner, reply, true).await,
+                        Some(owner) => match self.open_named(&addr, owner, reply, &mut failed).await {
+                            Named::Opened(connection) => return Ok(*connection),
+                            Named::Again => break,
+                            Named::Failed => {}
+                        },
                         None => reason = format!("slot {slot} has no owner"),
                     }
                 }
@@ -360,7 +367,37 @@ impl Connector {
                 Err(error) => reason = error.to_string(),
             }
         }
-        Err(ConnectError::Unreachable { address: self.describe(), reason })
+        Err(self.not_found(failed, reason))
+    }
+
+    /// Connects where a guide has sent us. It may be behind the times, and name a node that is gone: then the next is
+    /// asked. Two that name the same are believed, so that a node that is away is not asked for at every guide; whoever
+    /// was not asked is the first one the next time.
+    async fn open_named(
+        &self,
+        guide: &str,
+        node: String,
+        reply: Duration,
+        failed: &mut Option<(String, ConnectError)>,
+    ) -> Named {
+        if failed.as_ref().is_some_and(|(before, _)| *before == node) {
+            return Named::Again;
+        }
+        match self.open(&node, reply, true).await {
+            Ok(connection) => {
+                self.guides.knew(guide);
+                Named::Opened(Box::new(connection))
+            }
+            Err(error) => {
+                *failed = Some((node, error));
+                Named::Failed
+            }
+        }
+    }
+
+    /// Why there is no connection: what the node said that somebody named, else what became of those who were asked.
+    fn not_found(&self, failed: Option<(String, ConnectError)>, reason: String) -> ConnectError {
+        failed.map_or(ConnectError::Unreachable { address: self.describe(), reason }, |(_, error)| error)
     }
 
     /// Asks one of several for the way. It has half of the time for that: the next may know it.
@@ -505,6 +542,14 @@ impl Connector {
         })?;
         Ok(Some(text.trim_end_matches(['\n', '\r']).to_owned()))
     }
+}
+
+/// What came of a node that a guide has named.
+enum Named {
+    Opened(Box<Connection>),
+    /// It is the one that did not open before.
+    Again,
+    Failed,
 }
 
 fn credentials(username: Option<&str>, password: Option<String>) -> RedisConnectionInfo {

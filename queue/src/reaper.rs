@@ -503,9 +503,11 @@ impl Pass<'_> {
         for ((list, lane, queue), (record, alive)) in
             named.into_iter().zip(self.session.look_at(&lanes).await?)
         {
-            if record.as_ref().is_some_and(|record| record.leased) && !alive {
-                // Somebody deleted the registry before this lane died: nobody would look at it there.
-                self.session.enlist(&lane).await?;
+            // Somebody deleted the registry before this lane died, or that of the fenced ones: nobody would look at it there.
+            match &record {
+                Some(record) if !record.leased => self.session.enlist_fenced(&lane).await?,
+                Some(_) if !alive => self.session.enlist(&lane).await?,
+                _ => {}
             }
             if record.is_some() || alive {
                 self.memory.orphans.remove(&list);

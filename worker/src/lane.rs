@@ -95,6 +95,8 @@ pub struct Lane {
     cycled: Instant,
     shutdown: Shutdown,
     deadline: Option<Instant>,
+    /// Since then its record says that it was told to stop: a death is a shutdown.
+    told: Option<Instant>,
 }
 
 impl Lane {
@@ -159,6 +161,7 @@ impl Lane {
             cycled: Instant::now(),
             shutdown,
             deadline: None,
+            told: None,
         })
     }
 
@@ -177,6 +180,7 @@ impl Lane {
                 self.take(event);
             }
             self.drain_if_asked();
+            self.queue_up();
             if self.deadline.is_some() {
                 self.held.iter_mut().flatten().for_each(|held| held.rests_until = None);
                 self.give_back_unstarted();
@@ -213,6 +217,7 @@ impl Lane {
             }
         };
         self.beat.set_lane(None);
+        self.shared.shares.waits(self.index, false);
         self.abandon().await;
         (end, self.session)
     }
@@ -271,10 +276,18 @@ impl Lane {
         let ready = |held: &Held| held.is_settleable() || matches!(held.phase, Phase::Admitted(_));
         let parks = (self.parks.iter()).any(|park| matches!(park.state, State::Adopting | State::Releasing));
         let look = self.may_park() && !self.looked && !self.hungry;
+        let untold = self.deadline.is_some() && self.told.is_none();
         due || parks
             || look
+            || untold
             || self.held.iter().flatten().any(ready)
             || (self.hungry && self.may_reserve() && self.room() > 0)
+    }
+
+    /// A lane that holds nothing waits for its turn, where there are fewer slots than lanes.
+    fn queue_up(&self) {
+        let waits = self.shared.are_short() && self.hungry && self.may_reserve() && self.occupied() == 0;
+        self.shared.shares.waits(self.index, waits);
     }
 
     fn room(&self) -> usize {
@@ -283,7 +296,8 @@ impl Lane {
             None if self.parks.is_empty() => Beyond::Nothing,
             None => Beyond::One,
         };
-        slots::room(self.shared.slots.free(), self.occupied(), self.shared.share(), beyond)
+        let free = self.shared.slots.free().saturating_sub(self.shared.shares.before(self.index));
+        slots::room(free, self.occupied(), self.shared.share(self.index), beyond)
     }
 
     fn until_next(&self) -> Duration {

@@ -51,6 +51,16 @@ pub struct QueueReading {
     pub oldest_age: Option<Duration>,
 }
 
+/// Counts a job that runs, until it is dropped.
+#[derive(Debug)]
+pub struct Running(IntGauge);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}
+
 /// Everything this process counts.
 #[derive(Debug)]
 pub struct Metrics {
@@ -122,7 +132,7 @@ impl Metrics {
                 "Dead letters dropped because of worker.dead_letter_max",
             )?,
             jobs_in_flight: gauge(&registry, "jobs_in_flight", "Jobs this process holds")?,
-            worker_active: gauge(&registry, "worker_active", "Slots of this process that run a job")?,
+            worker_active: gauge(&registry, "worker_active", "Jobs that this process runs")?,
             worker_slots: gauge(&registry, "worker_slots", "Configured slots of this process")?,
             redis_up: gauge(&registry, "redis_up", "1 while Redis answers this process, else 0")?,
             redis_round_trips: counter(
@@ -157,9 +167,10 @@ impl Metrics {
         self.jobs_in_flight.add(by);
     }
 
-    /// So many slots run a job, or wait with it for its settlement.
-    pub fn worker_active(&self, slots: usize) {
-        self.worker_active.set(saturating(slots));
+    /// A job runs, until what is answered is dropped.
+    pub fn job_runs(&self) -> Running {
+        self.worker_active.inc();
+        Running(self.worker_active.clone())
     }
 
     /// So many slots are configured.

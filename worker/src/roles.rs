@@ -26,7 +26,7 @@ async fn write_layout(
     watch: &mut layout::Watch,
     engine: &Engine,
     shutdown: &Shutdown,
-) -> anyhow::Result<bool> {
+) -> Result<bool, LayoutError> {
     loop {
         match watch.write_down().await {
             Ok(()) => return Ok(true),

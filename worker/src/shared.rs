@@ -39,6 +39,8 @@ pub struct LaneSettings {
 pub struct Shares {
     lanes: AtomicUsize,
     shards: AtomicUsize,
+    /// Lanes that wait for a slot where there are fewer slots than lanes: in the order of their turns.
+    turns: Mutex<Vec<usize>>,
 }
 
 impl Shares {
@@ -48,9 +50,38 @@ impl Shares {
         self.shards.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The slots of one lane: as many as it may always use.
-    pub fn share(&self, slots: usize) -> usize {
-        slots.div_ceil(self.lanes.load(Ordering::Relaxed).max(1)).max(1)
+    /// The slots of one lane: as many as it may always use. Where the lanes serve different shards, those of all lanes
+    /// together are no more than there are: else some could have all of them, and a shard none as long as they are busy.
+    pub fn share(&self, slots: usize, lane: usize) -> usize {
+        let lanes = self.lanes.load(Ordering::Relaxed).max(1);
+        let whole = match slots % lanes {
+            0 => 0,
+            rest if self.shards.load(Ordering::Relaxed) > 1 => usize::from(lane < rest),
+            _ => 1,
+        };
+        (slots / lanes + whole).max(1)
+    }
+
+    /// Not every lane can have a slot of its own, and they serve different shards: they take turns.
+    pub fn are_short(&self, slots: usize) -> bool {
+        self.shards.load(Ordering::Relaxed) > 1 && self.lanes.load(Ordering::Relaxed) > slots
+    }
+
+    /// A lane waits for its turn, or does not any more. One that waits keeps its place.
+    pub fn waits(&self, lane: usize, waits: bool) {
+        let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = turns.iter().position(|waiting| *waiting == lane);
+        match at {
+            None if waits => turns.push(lane),
+            Some(at) if !waits => drop(turns.remove(at)),
+            _ => {}
+        }
+    }
+
+    /// How many other lanes have their turn before this one: the next slots are theirs.
+    pub fn before(&self, lane: usize) -> usize {
+        let turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
+        turns.iter().position(|waiting| *waiting == lane).unwrap_or(turns.len())
     }
 
     /// Slots that a lane leaves free when it goes beyond its share: one for each other lane to wake up with, but most of
@@ -101,8 +132,13 @@ pub struct Shared {
 
 impl Shared {
     /// The slots of one lane: as many as it may always use.
-    pub fn share(&self) -> usize {
-        self.shares.share(self.slots.total() as usize)
+    pub fn share(&self, lane: usize) -> usize {
+        self.shares.share(self.slots.total() as usize, lane)
+    }
+
+    /// Not every lane can have a slot of its own: they take turns.
+    pub fn are_short(&self) -> bool {
+        self.shares.are_short(self.slots.total() as usize)
     }
 
     /// Slots that a lane leaves free when it goes beyond its share.
@@ -247,5 +283,46 @@ impl Beat {
 impl Default for Beat {
     fn default() -> Self {
         Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shares(lanes: usize, shards: usize) -> Shares {
+        let dealt = Shares::default();
+        (0..shards).for_each(|shard| dealt.serve((shard..lanes).step_by(shards).count()));
+        dealt
+    }
+
+    #[test]
+    fn lanes_of_different_shards_share_all_slots_and_no_more() {
+        for (slots, lanes, shards) in [(16, 5, 5), (16, 3, 3), (7, 4, 2), (5, 5, 5), (100, 7, 3)] {
+            let shares = shares(lanes, shards);
+            let each: Vec<_> = (0..lanes).map(|lane| shares.share(slots, lane)).collect();
+            assert_eq!(each.iter().sum::<usize>(), slots, "{each:?}");
+            assert!(each.iter().all(|share| *share >= slots / lanes), "{each:?}");
+        }
+        assert_eq!(
+            [0, 1, 2].map(|lane| shares(3, 1).share(16, lane)),
+            [6, 6, 6],
+            "they serve the same queues"
+        );
+        assert_eq!([0, 1].map(|lane| shares(2, 2).share(1, lane)), [1, 1], "in turn");
+    }
+
+    #[test]
+    fn lanes_that_are_more_than_the_slots_have_their_turns_in_the_order_in_which_they_came() {
+        assert!(!shares(2, 2).are_short(2) && !shares(3, 1).are_short(2));
+        let shares = shares(3, 3);
+        assert!(shares.are_short(2));
+        for lane in [1, 2, 1] {
+            shares.waits(lane, true);
+        }
+        assert_eq!([0, 1, 2].map(|lane| shares.before(lane)), [2, 0, 1]);
+        shares.waits(1, false);
+        shares.waits(0, true);
+        assert_eq!([0, 1, 2].map(|lane| shares.before(lane)), [1, 2, 0]);
     }
 }

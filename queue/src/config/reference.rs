@@ -40,6 +40,9 @@ is the prefix, so that everything one job touches is on one node. Every key that
 with the prefix and a colon. Nobody serves the plain keys then: clients that push by themselves choose a shard, or use
 the producer, the API or `enqueue`.
 
+There must be at least as many slots (`worker.count`) as shards. Each shard with jobs gets its share of them; those that
+a shard does not need the others may use.
+
 After the number was lowered, workers serve the shards above it until they are empty. What still pushes to them must be
 restarted with the new number before the workers are: shards that fill up again later are seen by nobody.
 ";

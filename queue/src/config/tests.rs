@@ -710,6 +710,10 @@ rules! {
     every_shard_needs_a_lane:
         "worker: {lanes: 2, shards: 3}" =>
         "worker.lanes = 2: must be 0 or at least worker.shards, 3: a lane serves one shard";
+    every_shard_needs_a_slot:
+        "worker: {count: 4, shards: 5}" =>
+        "worker.shards = 5: must be at most worker.count, 4: each shard needs a slot to be served; lower worker.shards \
+         or raise worker.count";
     there_is_at_least_one_shard:
         "worker: {shards: 0}" => "worker.shards = 0: must be at least 1";
     there_are_at_most_1024_shards:

@@ -219,6 +219,13 @@ fn lanes(config: &Config, rules: &mut Rules) {
     rules.require(lanes <= worker.count, &[key, "worker.count"], lanes, rule);
     let rule = format!("must be 0 or at least worker.shards, {}: a lane serves one shard", worker.shards);
     rules.require(lanes == 0 || lanes >= worker.shards, &[key, "worker.shards"], lanes, rule);
+    let (key, shards) = ("worker.shards", worker.shards);
+    let rule = format!(
+        "must be at most worker.count, {}: each shard needs a slot to be served; lower worker.shards or raise \
+         worker.count",
+        worker.count
+    );
+    rules.require(shards <= worker.count, &[key, "worker.count"], shards, rule);
 }
 
 fn handler(config: &Config, rules: &mut Rules) {

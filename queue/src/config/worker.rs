@@ -17,7 +17,8 @@ pub struct Worker {
     /// `count` slots; 0 is automatic, `count` gives each slot its own id.
     #[schemars(range(min = 0, max = 100_000))]
     pub lanes: u32,
-    /// Over how many keys each queue is spread. More than 1 uses other key names: see Sharding below.
+    /// Over how many keys each queue is spread: at most `count`, since each needs a slot to be served. More than 1 uses
+    /// other key names: see Sharding below.
     #[schemars(range(min = 1, max = 1024))]
     pub shards: u32,
     /// How long a dead worker's jobs stay with it: at least 5s. A living worker renews it, however long its
@@ -46,13 +47,16 @@ pub struct Worker {
     pub processing_list_pattern: String,
     /// The key of a lane's heartbeat; `%s` is the worker id.
     pub heartbeat_key_pattern: String,
-    /// The key of the jobs that wait for their next attempt; `%s` is the name of the queue.
+    /// The key of the jobs that wait for their next attempt; `%s` is the name of the queue. Without effect with
+    /// `sidekiq`: they are in its own sets.
     pub delayed_set_pattern: String,
-    /// The list of completed jobs.
+    /// The list of completed jobs. Without effect with `sidekiq` and `async`, which keep none.
     pub completed_list: String,
-    /// The list of dead letters: jobs that will not be run again by themselves.
+    /// The list of dead letters: jobs that will not be run again by themselves. Without effect with `sidekiq`: they are
+    /// in its own set of dead jobs.
     pub dead_letter_list: String,
-    /// How many completed jobs are kept; 0 keeps none, -1 keeps all. `async` keeps them for `api.result_ttl` instead.
+    /// How many completed jobs are kept; 0 keeps none, -1 keeps all. Without effect with `sidekiq`, which keeps none, and
+    /// with `async`, which keeps them for `api.result_ttl`.
     #[schemars(range(min = -1))]
     pub completed_max: i64,
     /// How many dead letters are kept; -1 keeps all. What is trimmed is counted in the metrics. For `sidekiq` -1 means
@@ -181,9 +185,10 @@ pub enum HandlerKind {
 pub struct Simulate {
     /// How long every job takes. `JOB_SIMULATION_DURATION` sets it too.
     pub base: Duration,
-    /// How much longer it takes per MiB of the job's file.
+    /// How much longer it takes per MiB of the job's file. Without effect with `async` and `sidekiq`, whose jobs have none.
     pub per_mib: Duration,
-    /// Jobs whose `filepath` matches this glob fail. Empty: none does.
+    /// Jobs whose `filepath` matches this glob fail. Empty: none does. Without effect with `async` and `sidekiq`, whose
+    /// jobs have none.
     pub fail_glob: String,
 }
 
@@ -268,7 +273,8 @@ pub struct Reaper {
     pub interval: Duration,
     /// How long it waits between two pages of one pass, give or take a half.
     pub page_delay: Duration,
-    /// How many entries one page has.
+    /// How many keys Redis looks at for one page of the search for lists that no record names (`COUNT` of `SCAN`). Pages of
+    /// jobs are bounded by 100 jobs and 1 MiB.
     #[schemars(range(min = 1, max = 10_000))]
     pub scan_count: u32,
     /// A pass ends after this time and the next one goes on.

@@ -9,7 +9,8 @@ use super::text;
 /// Nodes of a Cluster are remembered up to this many: whoever is asked names all others.
 const MOST: usize = 64;
 
-/// Who answered last is asked first. One that hangs takes its time once, and is asked last from then on.
+/// Who knew the way last is asked first. One that hangs, or names a node that is gone, takes its time once, and is asked
+/// last from then on.
 pub(super) struct Guides(Mutex<VecDeque<String>>);
 
 impl Guides {
@@ -27,9 +28,13 @@ impl Guides {
         self.to_end(guide, VecDeque::push_back);
     }
 
-    /// It has answered, and named these others.
-    pub(super) fn answered(&self, guide: &str, others: impl IntoIterator<Item = String>) {
+    /// It knew the way: it is asked first from now on.
+    pub(super) fn knew(&self, guide: &str) {
         self.to_end(guide, VecDeque::push_front);
+    }
+
+    /// These can be asked too.
+    pub(super) fn named(&self, others: impl IntoIterator<Item = String>) {
         let mut guides = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         for other in others {
             if guides.len() < MOST && !guides.contains(&other) {
@@ -94,11 +99,12 @@ mod tests {
     }
 
     #[test]
-    fn who_answered_is_asked_first_and_who_did_not_last() {
+    fn who_knew_the_way_is_asked_first_and_who_did_not_last() {
         let guides = Guides::new(&["a:1".into(), "b:1".into(), "c:1".into()]);
         guides.asked("a:1");
         guides.asked("b:1");
-        guides.answered("b:1", ["d:1".into(), "c:1".into()]);
+        guides.named(["d:1".into(), "c:1".into()]);
+        guides.knew("b:1");
         assert_eq!(guides.all(), ["b:1", "c:1", "a:1", "d:1"]);
     }
 

@@ -178,6 +178,11 @@ fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
+/// Of a job that its queue names though it runs, and nobody says where, as other programs' workers do not: there it may
+/// still run, or that one has died. Started again it might run twice, and left alone it would never run.
+const NOBODYS: &str = "it is marked as running and does not say where, as jobs of other programs' workers: requeue it if \
+                       nothing runs it any more";
+
 /// A change of a job's JSON under way.
 struct Change<'a> {
     id: &'a str,
@@ -534,6 +539,14 @@ impl Records for AsyncJobs {
         };
         // Running here already: a run of this lane that it does not know of any more.
         let ours = head.status == Status::Running && head.worker.as_deref() == Some(lane);
+        if head.status == Status::Running && head.worker.is_none() {
+            return Start::Drop(self.dead(
+                (change, &head),
+                &Failure::new(Reason::NoVerdict, NOBODYS),
+                queue,
+                now_ms,
+            ));
+        }
         if head.status != Status::Pending && !ours {
             return Start::Drop(self.dropped(job, &head, queue, now_ms));
         }

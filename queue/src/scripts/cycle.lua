@@ -5,6 +5,7 @@
 -- ARGV[1] token  [2] seq  [3] digest of the suspect that runs alone, or ""  [4] quiet word acknowledged  [5] room (free slots)
 --     [6] byte budget of the reply  [7] consuming side: R or L  [8] completed_max  [9] busy ms to count
 --     [10] number of queues  [11] in which order each free slot asks them, a byte a queue; "" = all in theirs
+--     [12] "1" when its process was told to stop: written down for whoever finds it dead
 --     then a queue: limit (at most this many, 0 = leave alone), suspects limit, parked, parked suspects,
 --       expected length of held. Parked: "-" leave, "1" adopt the one entry we know, "0" adopt and tell, "r" release
 --     then the number of settlements, by position first; each: queue, "p" position length head | "b" bytes "" "",
@@ -42,7 +43,8 @@ end
 
 -- Under maxmemory only the first write of a script is refused, and never a removal: this one opens the way.
 redis.call('HDEL', record, '')
-local errors, statuses, at = {}, {}, 12
+if ARGV[12] == '1' then redis.call('HSET', record, 'stopping', '1') end
+local errors, statuses, at = {}, {}, 13
 -- Counted here and not by the caller: what is refused is said again, and must not count twice.
 local counted = { done = 0, failed = 0 }
 -- broken: the queues whose held list is none. They are left alone, the others are served.

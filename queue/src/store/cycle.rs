@@ -89,6 +89,8 @@ pub struct Cycle {
     pub alone: String,
     /// The `quiet` word we have obeyed.
     pub quiet: String,
+    /// The process was told to stop: whoever finds it dead knows why.
+    pub stopping: bool,
     /// Free slots.
     pub room: usize,
     /// In which order each free slot asks the queues: see [`crate::fetch`]. Empty: in theirs.
@@ -208,6 +210,7 @@ impl Session {
             None => call.arg(-1),
         };
         call.arg(cycle.busy_ms).arg(cycle.queues.len()).arg(&cycle.orders[..]);
+        call.arg(if cycle.stopping { "1" } else { "" });
         for queue in &cycle.queues {
             call.arg(queue.limit).arg(queue.suspects).arg(queue.parked.word());
             call.arg(queue.parked_suspects.word()).arg(queue.expected);

@@ -366,6 +366,17 @@ impl Session {
         self.query(&add).await.map(drop)
     }
 
+    /// Puts a fenced lane among those to be reaped; one that is there stays where it is.
+    pub async fn enlist_fenced(&mut self, lane: &str) -> Result<(), StoreError> {
+        let mut add = Cmd::new();
+        add.arg("ZADD").arg(self.keys.reaping()).arg("NX").arg(self.now_ms()).arg(lane);
+        match self.query(&add).await {
+            // Full: as a rule it is there already, and otherwise it is found again.
+            Err(StoreError::OutOfMemory(_)) => Ok(()),
+            outcome => outcome.map(drop),
+        }
+    }
+
     /// Up to `count` lanes, from `offset`, in the order of their lease's expiry.
     pub async fn lanes(&mut self, offset: usize, count: usize) -> Result<Vec<String>, StoreError> {
         let mut get = Cmd::new();

@@ -330,6 +330,45 @@ mod sentinel {
         works(session(&json!({ "sentinel": sentinel, "dial_timeout": "2s" }))).await;
     }
 
+    /// Something that answers as Redis does, and sends everybody to a node that is gone.
+    async fn behind_the_times() -> String {
+        let port = e2e::child::free_port().to_string();
+        let node = format!("$9\r\n127.0.0.1\r\n${}\r\n{port}\r\n", port.len());
+        let master: &str = Box::leak(format!("*2\r\n{node}").into_boxed_str());
+        let slots = format!("*1\r\n*3\r\n:0\r\n:16383\r\n*3\r\n$9\r\n127.0.0.1\r\n:{port}\r\n$2\r\nid\r\n");
+        let answers = Box::leak(Box::new([
+            ("PING", "+PONG\r\n"),
+            ("HELLO", "*0\r\n"),
+            ("get-master-addr-by-name", master),
+            ("SLOTS", Box::leak(slots.into_boxed_str())),
+        ]));
+        stranger_at(Ipv4Addr::LOCALHOST.into(), answers).await.to_string()
+    }
+
+    #[tokio::test]
+    async fn a_sentinel_that_names_a_master_that_is_gone_does_not_hide_the_others() {
+        let group = Sentinel::start(0).await;
+        let mut addrs = vec![behind_the_times().await];
+        addrs.extend(group.addrs().iter().map(ToString::to_string));
+        let sentinel = json!({ "master": Sentinel::MASTER, "addrs": addrs });
+        works(session(&json!({ "sentinel": sentinel }))).await;
+    }
+
+    #[tokio::test]
+    async fn a_node_that_names_an_owner_that_is_gone_does_not_hide_the_others() {
+        let cluster = e2e::Cluster::start().await;
+        let addrs = format!("{},{}", behind_the_times().await, cluster.addrs()[0]);
+        works(session(&json!({ "addr": addrs, "cluster": true }))).await;
+    }
+
+    #[tokio::test]
+    async fn a_master_that_two_sentinels_name_and_that_is_gone_is_named() {
+        let addrs = [behind_the_times().await, behind_the_times().await];
+        let error = fails(session(&json!({ "sentinel": { "master": "m", "addrs": addrs } }))).await;
+        assert!(error.to_string().contains("127.0.0.1:"), "{error}");
+        assert!(!error.is_permanent());
+    }
+
     #[tokio::test]
     async fn a_sentinel_that_asks_for_a_password_gets_its_own() {
         let group = Sentinel::start_with_password(0, Some("s3ntinel")).await;

@@ -18,6 +18,8 @@ use e2e::{Fault, Options, Proxy, RedisServer, eventually};
 use jobqueue::effects::{Effect, Side, Verdict};
 use jobqueue::outcome::Outcome;
 use jobqueue::promoter;
+use jobqueue::protocol::async_jobs::Status as JobStatus;
+use jobqueue::protocol::sidekiq::names::Names;
 use jobqueue::reaper::{Reaped, Reaper};
 use jobqueue::store::{
     Cycled, Fenced, PageKind, Parked, Registration, Session, Settlement, Span, Status, StoreError, Turn,
@@ -778,6 +780,72 @@ mod lost_replies {
             session.page(&cut.safe.high().queue, PageKind::Head, 9).await.unwrap().entries,
             [job("a")]
         );
+    }
+
+    #[tokio::test]
+    async fn of_a_mark_leave_it_with_who_asked() {
+        let mut cut = cut().await;
+        let (mut session, mark) = (cut.bench.session(), cut.safe.keys.central());
+        let hour = Duration::from_secs(3600);
+        let rule = cut.lose("keep").await;
+        assert!(is_lost(session.keep(&mark, "me", hour).await));
+        assert_eq!(rule.hits(), 1);
+        assert!(session.keep(&mark, "me", hour).await.unwrap(), "it is theirs already");
+        assert!(!session.keep(&mark, "you", hour).await.unwrap());
+    }
+
+    #[tokio::test]
+    async fn of_what_was_unseen_forget_it_once_and_nothing_else() {
+        let mut cut = cut().await;
+        let (mut session, seen) = (cut.bench.session(), cut.safe.keys.seen("p"));
+        let places = cut.safe.keys.seen_in("p");
+        let remembered = ["gone", "there"].map(|file| (file.to_owned(), "1:1".to_owned()));
+        session.hash_add(&seen, &remembered).await.unwrap();
+        let rule = cut.lose("unsee").await;
+        let gone = ["gone".to_owned()];
+        assert!(is_lost(session.unsee(&seen, &places, "here", &gone).await));
+        assert_eq!(rule.hits(), 1);
+        assert!(session.unsee(&seen, &places, "here", &gone).await.unwrap());
+        let left = session.hash_get(&seen, &remembered.map(|(file, _)| file)).await.unwrap();
+        assert_eq!(left, [None, Some("1:1".to_owned())]);
+    }
+
+    #[tokio::test]
+    async fn of_a_layout_find_it_written_down() {
+        let mut cut = cut().await;
+        let mut session = cut.bench.session();
+        let rule = cut.lose("widen").await;
+        assert!(is_lost(session.widen("v1", 3, "v1 3 tagged").await));
+        assert_eq!(rule.hits(), 1);
+        assert_eq!(session.widen("v1", 3, "v1 3 tagged").await.unwrap(), "v1 3 tagged");
+        assert_eq!(session.widen("v1", 2, "v1 2 tagged").await.unwrap(), "v1 3 tagged", "never narrower");
+    }
+
+    #[tokio::test]
+    async fn of_a_departure_leave_the_process_out_of_sight_and_the_others_in() {
+        let mut cut = cut().await;
+        let names = Names::new(&e2e::engine::fresh_prefix());
+        cut.safe.redis.sadd::<_, _, ()>(names.processes(), &["mine", "other"]).await.unwrap();
+        let mut session = cut.bench.session();
+        let rule = cut.lose("depart").await;
+        assert!(is_lost(session.depart(&names, Some("mine")).await));
+        assert_eq!(rule.hits(), 1);
+        assert_eq!(session.depart(&names, Some("mine")).await.unwrap(), 0, "it is out of sight already");
+        let seen: Vec<String> = cut.safe.redis.smembers(names.processes()).await.unwrap();
+        assert_eq!(seen, ["other"]);
+    }
+
+    // It reads only: said again, it answers with what is there then.
+    #[tokio::test]
+    async fn of_a_list_of_jobs_are_asked_for_again() {
+        let mut cut = cut().await;
+        let index = cut.safe.keys.jobs().index("pending");
+        cut.safe.redis.zadd::<_, _, _, ()>(&index, "a", 7).await.unwrap();
+        let mut session = cut.bench.session();
+        let rule = cut.lose("list").await;
+        assert!(is_lost(session.list(&[JobStatus::Pending], None, 9).await));
+        assert_eq!(rule.hits(), 1);
+        assert_eq!(session.list(&[JobStatus::Pending], None, 9).await.unwrap()[0].id, "a");
     }
 
     #[tokio::test]

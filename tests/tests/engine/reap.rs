@@ -222,6 +222,45 @@ mod moving {
     }
 
     #[tokio::test]
+    async fn jobs_of_a_lane_that_was_told_to_stop_are_above_suspicion_unless_somebody_knows_better() {
+        for (cause, recorded) in [
+            ("heartbeat", "shutdown"),
+            ("restarted", "shutdown"),
+            ("crashed", "shutdown"),
+            ("evicted", "evicted"),
+            ("oom", "oom"),
+        ] {
+            let mut bench = Bench::new().await;
+            let mut lane = lane_with(&mut bench, 60_000, &[job("a")]).await;
+            let mut cycle = lane.next();
+            cycle.stopping = true;
+            lane.cycle(&cycle).await;
+            fence(&bench, &lane, cause).await;
+            // Whoever fences it again knows no more.
+            fence(&bench, &lane, "restarted").await;
+            let record = bench.session().lane(&lane.handle.id).await.unwrap().unwrap();
+            assert_eq!(record.fenced, recorded, "{cause}");
+            let [(_, verdict)] = &bench.reaper(SHORT).pass().await.unwrap().moved[..] else {
+                panic!("{cause}")
+            };
+            let expected = if cause == "oom" { Verdict::Suspected } else { Verdict::Released };
+            assert_eq!(*verdict, expected, "{cause}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_fenced_lane_that_is_not_among_those_to_be_reaped_is_found_by_its_lists() {
+        let mut bench = Bench::new().await;
+        let lane = lane_with(&mut bench, 60_000, &[job("a")]).await;
+        fence(&bench, &lane, "heartbeat").await;
+        bench.redis.del::<_, ()>(bench.keys.reaping()).await.unwrap();
+        let mut reaper = bench.reaper(SHORT);
+        eventually(SOON, "its job", async || !reaper.pass().await.unwrap().moved.is_empty()).await;
+        assert_eq!(bench.ids(&bench.high().suspects).await, ["a"]);
+        bench.assert_conserved(&["a"]).await;
+    }
+
+    #[tokio::test]
     async fn a_suspect_that_ran_alone_is_counted_and_buried_as_poison_at_the_limit() {
         for (cause, reason) in [("heartbeat", "poison"), ("oom", "oom")] {
             let mut bench = Bench::new().await;

@@ -147,6 +147,74 @@ async fn a_shard_that_alone_has_jobs_gets_most_slots_in_order_of_priority_and_le
     assert!(worker.wait_exit(SOON).await.success());
 }
 
+/// How many of the first half of the runs were of each group of jobs: of those whose id begins with it and a `-`.
+fn early(recorder: &Recorder, groups: usize) -> Vec<usize> {
+    let runs = recorder.runs();
+    let of = |group: usize| {
+        let begins = format!("{group}-");
+        runs[..runs.len() / 2].iter().filter(|run| run.id.starts_with(&begins)).count()
+    };
+    (0..groups).map(of).collect()
+}
+
+#[tokio::test]
+async fn every_shard_is_served_while_all_of_them_have_a_backlog() {
+    let server = RedisServer::start(Options::default()).await;
+    let redis = json!({ "addr": server.addr().to_string() });
+    let worker = json!({ "shards": 5, "count": 16 });
+    let deployment = Deployment::new(json!({ "redis": redis, "worker": worker })).await;
+    deployment.recorder.by_default(Behaviour::Slow(Duration::from_millis(20)));
+    for (shard, keys) in deployment.engine.shards.iter().enumerate() {
+        for number in 0..100 {
+            server.cli(&["LPUSH", &keys.queues[1].queue, &job(&format!("{shard}-{number}")).to_string()]);
+        }
+    }
+    let _worker = Worker::spawn(&deployment.options);
+    deployment.completed(500).await;
+    let early = early(&deployment.recorder, 5);
+    assert!(early.iter().all(|runs| *runs >= 25), "of 250 runs: {early:?}");
+}
+
+#[tokio::test]
+async fn shards_of_another_layout_have_their_turns_where_there_are_fewer_slots() {
+    let server = RedisServer::start(Options::default()).await;
+    let redis = json!({ "addr": server.addr().to_string() });
+    let deployment = Deployment::new(json!({ "redis": redis, "worker": { "count": 1 } })).await;
+    server.cli(&["SET", "{jobqueue:0}:layout", "v1 2 tagged"]);
+    let queues = ["jobqueue:low_priority", "{jobqueue:0}:low_priority", "{jobqueue:1}:low_priority"];
+    for (group, queue) in queues.iter().enumerate() {
+        for number in 0..40 {
+            server.cli(&["LPUSH", queue, &job(&format!("{group}-{number}")).to_string()]);
+        }
+    }
+    let _worker = Worker::spawn(&deployment.options);
+    eventually(SOON, "all runs", async || deployment.recorder.answered() == 120).await;
+    let early = early(&deployment.recorder, 3);
+    assert!(early.iter().all(|runs| *runs >= 10), "of 60 runs: {early:?}");
+}
+
+#[tokio::test]
+async fn a_shard_that_is_away_keeps_no_other_from_its_turn() {
+    let server = RedisServer::start(Options::default()).await;
+    let proxy = Proxy::start(server.addr()).await;
+    let redis = json!({ "addr": proxy.addr().to_string() });
+    let deployment = Deployment::new(json!({ "redis": redis, "worker": { "count": 1 } })).await;
+    server.cli(&["SET", "{jobqueue:0}:layout", "v1 2 tagged"]);
+    deployment.recorder.behave("first", [Behaviour::Hold]);
+    server.cli(&["LPUSH", "{jobqueue:0}:low_priority", &job("0-1").to_string()]);
+    server.cli(&["LPUSH", "{jobqueue:1}:low_priority", &job("1-1").to_string()]);
+    let worker = Worker::spawn(&deployment.options);
+    eventually(SOON, "the others", async || deployment.recorder.answered() == 2).await;
+    server.cli(&["LPUSH", "jobqueue:low_priority", &job("first").to_string()]);
+    deployment.recorder.wait_started("first", 1).await;
+    let _away = away(&proxy, 1);
+    worker.wait_for_log("Could not settle, trying again").await;
+    deployment.recorder.release_all();
+    server.cli(&["LPUSH", "{jobqueue:0}:low_priority", &job("0-2").to_string()]);
+    server.cli(&["LPUSH", "jobqueue:low_priority", &job("second").to_string()]);
+    eventually(SOON, "the turns of the others", async || deployment.recorder.answered() == 5).await;
+}
+
 /// Whatever concerns this shard is answered as by a Cluster that has lost its node.
 fn away(proxy: &Proxy, shard: u16) -> Arc<Rule> {
     let tag = format!("{{jobqueue:{shard}}}:");

@@ -162,8 +162,7 @@ metrics! {
     job_processing_duration_seconds: "job_processing_duration_seconds_count" [("queue", "low")] => |n| n >= 8.0;
     job_wait_seconds: "job_wait_seconds_count" [("queue", "low")] => |n| n >= 8.0;
     queue_length: "queue_length" [("queue", "low")] => |n| n == 0.0;
-    circuit_breaker_state: "circuit_breaker_state" [("queue", "low")] => |n| n == 0.0;
-    worker_active: "worker_active" [] => |n| n >= 1.0;
+    worker_active: "worker_active" [] => |n| n == 1.0;
     worker_slots: "worker_slots" [] => |n| n == 16.0;
     jobs_in_flight: "jobs_in_flight" [] => |n| n == 1.0;
     redis_up: "redis_up" [] => |n| n == 1.0;
@@ -277,6 +276,56 @@ async fn only_one_process_exports_the_gauges_of_the_queues() {
         if one { Ok(()) } else { Err(lengths) }
     })
     .await;
+}
+
+#[tokio::test]
+async fn circuit_breaker_state() {
+    let server = RedisServer::start(Options::default()).await;
+    let mut ledger = Ledger::of(&server).await;
+    let recorder = Recorder::start().await;
+    recorder.by_default(Behaviour::Fail("no".into()));
+    let options = WorkerOptions::new("worker")
+        .redis(server.addr())
+        .recorded_by(&recorder)
+        .env("WORKER_MAX_RETRIES", 0)
+        .env("CIRCUIT_BREAKER_MIN_SAMPLES", 2)
+        .env("CIRCUIT_BREAKER_COOLDOWN_PERIOD", "1h");
+    ledger.enqueue(LOW, &ids("job", 4)).await;
+    let worker = Worker::spawn(&options);
+    eventually(SOON, "the breaker of one queue to open", async || {
+        let states = [
+            worker.metric("circuit_breaker_state", &[("queue", "low")]).await,
+            worker.metric("circuit_breaker_state", &[("queue", "high")]).await,
+        ];
+        if states == [Some(2.0), Some(0.0)] { Ok(()) } else { Err(states) }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn worker_active_is_how_many_jobs_run_when_it_is_asked_for() {
+    let server = RedisServer::start(Options::default()).await;
+    let mut ledger = Ledger::of(&server).await;
+    let recorder = Recorder::start().await;
+    recorder.by_default(Behaviour::Hold);
+    let options = WorkerOptions::new("worker")
+        .redis(server.addr())
+        .recorded_by(&recorder)
+        .env("WORKER_COUNT", 4)
+        .env("OBSERVABILITY_QUEUE_SAMPLE_INTERVAL", "1h");
+    let worker = Worker::spawn(&options);
+    worker.wait_for_log("Opened a lane").await;
+    ledger.enqueue(LOW, &ids("job", 1)).await;
+    recorder.wait_started("job-1", 1).await;
+    let mut suspect = job("suspect");
+    suspect["deaths"] = json!(9);
+    ledger.push(&format!("{LOW}:suspects"), &[suspect.to_string()]).await;
+    ledger.until(SOON, "the suspect to wait for all slots", |places| places.held.len() == 2).await;
+    assert_eq!(worker.metric("worker_active", &[]).await, Some(1.0));
+    recorder.by_default(Behaviour::Succeed);
+    recorder.release_all();
+    ledger.until_completed(SOON, 2).await;
+    assert_eq!(worker.metric("worker_active", &[]).await, Some(0.0));
 }
 
 #[tokio::test]

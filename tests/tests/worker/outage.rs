@@ -133,6 +133,31 @@ async fn random_lost_replies_under_load_lose_double_and_strand_nothing() {
     println!("{lost} replies and commands lost under load: {} jobs, each settled once", all.len());
 }
 
+#[tokio::test]
+async fn a_producer_whose_password_is_refused_for_a_while_goes_on_afterwards() {
+    let server = RedisServer::start(Options::default()).await;
+    let mut ledger = Ledger::of(&server).await;
+    let inbox = server.dir().join("inbox");
+    std::fs::create_dir(&inbox).unwrap();
+    server.cli(&["ACL", "SETUSER", "p", "on", ">one", "~*", "&*", "+@all"]);
+    let options = WorkerOptions::new("producer")
+        .redis(server.addr())
+        .env("REDIS_USERNAME", "p")
+        .env("REDIS_PASSWORD", "one")
+        .env("PRODUCER_SCAN_DIR", inbox.display())
+        .env("PRODUCER_RESCAN_INTERVAL", "50ms")
+        .env("OBSERVABILITY_LOG_LEVEL", "debug");
+    let mut producer = Worker::spawn(&options);
+    producer.wait_for_log("Found nothing new").await;
+    server.cli(&["ACL", "SETUSER", "p", "resetpass", ">two"]);
+    server.cli(&["CLIENT", "KILL", "USER", "p"]);
+    producer.wait_for_log("Could not write the layout down, trying again").await;
+    assert!(producer.exit_status().is_none());
+    server.cli(&["ACL", "SETUSER", "p", "resetpass", ">one"]);
+    std::fs::write(inbox.join("a.txt"), "content").unwrap();
+    ledger.until(SOON, "the file", |places| places.waiting.len() == 1).await;
+}
+
 /// The scripts as the worker sends them.
 const SCRIPTS: [(&str, &str); 9] = [
     ("register", include_str!("../../../queue/src/scripts/register.lua")),

@@ -83,6 +83,9 @@ impl Lane {
         failpoint::hit("before-cycle");
         let permits = if self.may_reserve() { self.shared.slots.take(self.room()) } else { None };
         let free = permits.as_ref().map_or(0, Permit::num_permits);
+        if free > 0 {
+            self.shared.shares.waits(self.index, false);
+        }
         let (cycle, plan, claimed) = self.plan(free);
         let room = cycle.room;
         let words: Vec<_> = self.parks.iter().map(|park| park.state).collect();
@@ -99,6 +102,9 @@ impl Lane {
         self.held.iter_mut().flatten().for_each(|held| held.adopting = None);
         failpoint::hit("after-cycle");
         self.seq = cycle.seq;
+        if cycle.stopping {
+            self.told.get_or_insert(self.cycled);
+        }
         for (park, word) in self.parks.iter_mut().zip(words) {
             if park.state == word {
                 park.cleared();
@@ -110,8 +116,8 @@ impl Lane {
         permits.extend(self.settled(&plan, &cycled));
         let got = self.reserved(&cycled, permits, &claimed);
         // Who was paused has not asked yet, and must before it parks: parked fetches know no priority.
-        // Nor has who had no room.
-        let unasked = resumed || room == 0 && self.hungry;
+        // Nor has who had no room; where that lasts until somebody makes room, it asks for its turn.
+        let unasked = resumed || room == 0 && (self.hungry || self.shared.are_short());
         self.hungry = self.may_reserve() && (unasked || got.is_all_that_fits(room));
         if self.shared.slots.free() > 0 {
             let others = if self.hungry { &self.shared.wake } else { &self.shared.freed };
@@ -151,12 +157,15 @@ impl Lane {
         let (mut due, given_back) = self.due();
         // A slot whose job is settled by this call is free for the next in the same call.
         let room = if self.may_reserve() && !self.shared.slots.is_awaited() {
-            free + slots::again(given_back, self.occupied(), free, self.shared.share())
+            // But for those that other lanes have waited for.
+            let ours = given_back.saturating_sub(self.shared.shares.before(self.index));
+            free + slots::again(ours, self.occupied(), free, self.shared.share(self.index))
         } else {
             free
         };
         let orders = fetch::orders(&self.shared.settings.weights, room, |below| fastrand::u64(0..below));
-        let mut cycle = Cycle { seq: self.seq + 1, room, orders, ..Cycle::default() };
+        let stopping = self.deadline.is_some();
+        let mut cycle = Cycle { seq: self.seq + 1, stopping, room, orders, ..Cycle::default() };
         let (mut by_position, mut by_bytes, mut done) = (Vec::new(), Vec::new(), Vec::new());
         let mut claimed = Vec::new();
         let drained = !self.quiet.is_empty() && self.parks.iter().all(|park| park.state != State::Waiting);
@@ -257,6 +266,8 @@ impl Lane {
                     self.shared.metrics.redis_answers(false);
                     self.shared.readiness.dependency("redis", Dependency::Down);
                     tracing::warn!(worker_id = self.handle.id, error = %error, "Could not settle, trying again");
+                    // Whoever cannot take its turn does not keep the others from theirs.
+                    self.shared.shares.waits(self.index, false);
                     self.drain_if_asked();
                     if self.is_out_of_time() {
                         return Err(End::GaveUp);
@@ -344,7 +355,7 @@ impl Lane {
     /// slot of the lane's: they are said again every second, and all of them have to be remembered.
     fn is_stuck(&self, queue: usize) -> bool {
         let refused = self.held[queue].iter().filter(|held| held.refused.is_some()).count();
-        refused >= self.shared.share()
+        refused >= self.shared.share(self.index)
     }
 
     /// Says when a queue comes to a standstill, and when it goes on.
@@ -359,7 +370,7 @@ impl Lane {
                 tracing::error!(
                     worker_id,
                     queue,
-                    count = self.shared.share(),
+                    count = self.shared.share(self.index),
                     "Takes no more jobs of a queue: Redis refuses what becomes of them"
                 );
             } else {

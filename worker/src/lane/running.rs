@@ -125,7 +125,10 @@ impl Lane {
         let name = Arc::clone(metrics.name());
         let started_ms = self.session.now_ms();
         let last_attempt = self.shared.protocol.is_last_attempt(&job, started_ms);
+        let runs = self.shared.metrics.job_runs();
         let task = tokio::spawn(async move {
+            // Also when it is stopped.
+            let _runs = runs;
             let consumed = shared.tracer.consume(&running.fields, &name, waited);
             let span = shared.tracer.process(&running.fields, &name, &consumed);
             consumed.end("reserved");

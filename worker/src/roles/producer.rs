@@ -12,7 +12,7 @@ use anyhow::Context as _;
 use jobqueue::config::Config;
 use jobqueue::engine::Engine;
 use jobqueue::keys::Keys;
-use jobqueue::layout;
+use jobqueue::layout::{self, LayoutError};
 use jobqueue::store::{Enqueue, PAGE_BYTES, PAGE_COUNT, Session, StoreError};
 use sha2::{Digest as _, Sha256};
 use tokio::sync::mpsc;
@@ -58,8 +58,18 @@ pub async fn run(
     loop {
         // Before the first push: whoever works with other shards must learn that these are in use. And again, should Redis
         // have lost it.
-        if !write_layout(&mut layout, &producer.engine, &producer.stop).await? {
-            return Ok(true);
+        match write_layout(&mut layout, &producer.engine, &producer.stop).await {
+            Ok(true) => {}
+            Ok(false) => return Ok(true),
+            // A producer that has worked insists, as with its files: a password that is being changed is right again soon.
+            Err(LayoutError::Store(error)) if previous.is_some() => {
+                tracing::error!(error = %error, "Could not write the layout down, trying again");
+                if producer.stop.within(REPAIR_WAIT).await {
+                    return Ok(true);
+                }
+                continue;
+            }
+            Err(error) => return Err(error.into()),
         }
         let began = Instant::now();
         let Some(seen) = producer.scan(&scanner).await? else { return Ok(true) };

@@ -132,7 +132,7 @@ async fn watch_layout(engine: Engine, shutdown: Shutdown, tell: mpsc::Sender<any
         Ok(true) => {}
         Ok(false) => return,
         Err(error) => {
-            let _ = tell.send(Err(error)).await;
+            let _ = tell.send(Err(error.into())).await;
             return;
         }
     }

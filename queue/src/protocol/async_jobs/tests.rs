@@ -85,6 +85,26 @@ fn only_what_is_pending_is_started_or_what_this_lane_runs_already() {
 }
 
 #[test]
+fn a_job_that_another_programs_worker_left_running_is_a_dead_letter_that_can_be_revived() {
+    let left = job(r#"{"id":"a","type":"t","status":"running","started_at":"2026-01-01T00:00:00Z"}"#);
+    let Start::Drop(decision) = policy().start(&left, LANE, &queue(), NOW) else { panic!("started") };
+    assert_eq!(decision.verdict, Verdict::Dead(Reason::NoVerdict));
+    let swapped = decision.effects.iter().find_map(|effect| match effect {
+        Effect::Swap { from, to, .. } if *from == left.raw => Some(to.clone()),
+        _ => None,
+    });
+    let failed = Job { raw: swapped.unwrap(), fields: left.fields.clone() };
+    let head = Head::read(&failed.raw).unwrap();
+    assert_eq!(head.status, Status::Failed, "only if nobody has changed it meanwhile");
+    let letter = decision.effects.iter().find_map(|effect| match effect {
+        Effect::Push { bytes, .. } => Some(String::from_utf8_lossy(bytes).into_owned()),
+        _ => None,
+    });
+    assert!(letter.is_some_and(|letter| letter.contains("requeue it if nothing runs it any more")));
+    assert!(!policy().revived(&failed, &queue(), NOW).is_empty(), "requeued, it runs");
+}
+
+#[test]
 fn what_is_dropped_is_left_alone_but_a_cancelled_job_lives_from_now_on() {
     let dropped = |json: &str| match policy().start(&job(json), LANE, &queue(), NOW) {
         Start::Drop(decision) => decision,

@@ -101,7 +101,6 @@ pub(super) async fn export_gauges(
         while let Ok(keys) = found.try_recv() {
             sessions.push(engine.session(&keys));
         }
-        shared.metrics.worker_active((shared.slots.total() as usize).saturating_sub(shared.slots.free()));
         let mut trimmed = 0;
         let interval = config.observability.queue_sample_interval.get();
         let sampled = async {
