@@ -73,6 +73,7 @@ fn contradictions_are_refused_with_a_message_that_says_what_to_do() {
             "worker: {handler: {simulate: {}, command: {argv: [x]}}}",
             "exactly one of simulate, http and command",
         ),
+        ("worker: {shards: 17}", "shards must not exceed concurrency"),
         ("worker: {app: {port: 3000}}", "app needs handler.http"),
         ("worker: {handler: {http: {}}}", "exactly one of app"),
         ("worker: {handler: {http: {unixSocket: /run/app.sock}}, app: {}}", "exactly one of app"),

@@ -15,6 +15,8 @@ use super::{Resources, SecretReference, duration, pod_template};
         .message("app needs handler.http: the worker posts the jobs to it"),
     validation = Rule::new("!has(self.handler) || !has(self.handler.http) || [has(self.handler.http.url), has(self.handler.http.unixSocket), has(self.app)].filter(set, set).size() == 1")
         .message("handler.http needs exactly one of app (a container beside the worker), handler.http.url (a service elsewhere) and handler.http.unixSocket (a container of template)"),
+    validation = Rule::new("!has(self.shards) || self.shards <= self.concurrency")
+        .message("shards must not exceed concurrency: each shard needs a slot to be served"),
     validation = Rule::new("has(self.processingListPattern) == has(oldSelf.processingListPattern) && (!has(self.processingListPattern) || self.processingListPattern == oldSelf.processingListPattern)").message("processingListPattern cannot be changed: jobs would be left behind under the old keys"),
     validation = Rule::new("has(self.delayedSetPattern) == has(oldSelf.delayedSetPattern) && (!has(self.delayedSetPattern) || self.delayedSetPattern == oldSelf.delayedSetPattern)").message("delayedSetPattern cannot be changed: jobs would be left behind under the old keys"),
     validation = Rule::new("has(self.deadLetterList) == has(oldSelf.deadLetterList) && (!has(self.deadLetterList) || self.deadLetterList == oldSelf.deadLetterList)").message("deadLetterList cannot be changed: jobs would be left behind under the old keys")
@@ -61,7 +63,7 @@ pub struct Worker {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 100_000))]
     pub lanes: Option<i32>,
-    /// Over how many keys each queue is spread. Not set: 1.
+    /// Over how many keys each queue is spread, at most `concurrency`. Not set: 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1024))]
     pub shards: Option<i32>,
