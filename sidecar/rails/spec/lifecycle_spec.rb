@@ -7,6 +7,9 @@ RSpec.describe Jobqueue::Sidecar::Lifecycle do
   let(:gate) { Jobqueue::Sidecar::Gate.new(1, interrupt: Sidekiq::Shutdown) }
   let(:lifecycle) { described_class.new(gate, sidekiq: sidekiq, stop_timeout: 0) }
 
+  # A Sidekiq process has hooks of its own, which other specs may have loaded with it.
+  before { sidekiq.options[:lifecycle_events].each_value(&:clear) }
+
   it "calls the application's hooks as a Sidekiq process does, and only once each" do
     %i[startup quiet shutdown].each do |event|
       SidekiqVersions.config.then { |config| config.on(event) { Events << [event, gate.open?] } }
