@@ -152,7 +152,8 @@ impl Watch {
         for (_, layout) in read(&mut self.own, places(naming)).await? {
             for keys in Layout::of(naming).leftovers(layout, naming) {
                 let session = self.others.entry(keys.lanes()).or_insert_with(|| self.engine.session(&keys));
-                if finished && session.has_finished().await? || !session.is_empty().await? {
+                // In the order in which a job goes: asked the other way round, one that ends in between is in neither answer.
+                if !session.is_empty().await? || finished && session.has_finished().await? {
                     found.push(keys);
                 }
             }
