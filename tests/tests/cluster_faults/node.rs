@@ -1,11 +1,13 @@
 //! A node that is cut off: its processes live, and nobody can tell.
 use std::time::{Duration, Instant};
 
-use e2e::kubernetes::{LOW, Namespace, kubectl, on_the_test_cluster, patiently, test_cluster};
+use e2e::kubernetes::{
+    LOW, Namespace, OPERATOR_NAMESPACE, kubectl, on_the_test_cluster, patiently, test_cluster,
+};
 use futures::FutureExt as _;
 use serde_json::{Value, json};
 
-use crate::{alone, pass};
+use crate::{alone, leader, pass};
 
 /// How long a job takes.
 const JOB: Duration = Duration::from_secs(20);
@@ -28,6 +30,8 @@ async fn the_jobs_of_a_cut_off_node_run_elsewhere_once_their_heartbeats_are_gone
         JOB.as_secs()
     );
     let nodes = nodes().await;
+    // The reaper that is measured is not one that has just begun.
+    led_from(&nodes[0]).await;
     let redis = space.external_on("redis", &nodes[0]).await;
     let spec = |node: &str| {
         space.on("redis", &format!("worker: {}, scaling: {{minReplicas: 1}}", worker.replace("NODE", node)))
@@ -134,6 +138,21 @@ async fn await_ready(node: &str) {
         let ready = "jsonpath={.status.conditions[?(@.type==\"Ready\")].status}";
         let status = kubectl(&["get", "node", node, "-o", ready]).await?;
         if status == "True" { Ok(()) } else { Err(status) }
+    })
+    .await;
+}
+
+/// Waits until an operator on this node leads, and sends those that lead elsewhere away.
+async fn led_from(node: &str) {
+    patiently("a leader on the node that stays", async || {
+        let leader = leader().await?;
+        let place = ["-n", OPERATOR_NAMESPACE, "get", "pod", &leader, "-o", "jsonpath={.spec.nodeName}"];
+        let there = kubectl(&place).await?;
+        if there == node {
+            return Ok(());
+        }
+        kubectl(&["-n", OPERATOR_NAMESPACE, "delete", "pod", &leader]).await?;
+        Err(format!("{leader} led from {there}"))
     })
     .await;
 }
